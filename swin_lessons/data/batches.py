@@ -1,0 +1,233 @@
+"""Batches that depend on (seed, epoch, step) alone, so that a killed run resumes with the very next batch."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from swin_lessons.data.arrays import ImageArrays
+from swin_lessons.data.files import DataError
+from swin_lessons.data.pixels import fit_size, normalise
+
+ORDER, AUGMENT = 1, 2  # keep the random streams of the order and of the pixels apart
+
+
+def random_stream(purpose: int, *key: int) -> np.random.Generator:
+    """A generator that depends on its whole key (NumPy's SeedSequence mixes it)."""
+    if min(key) < 0:
+        raise DataError(f"seed, epoch and step must not be negative: {key}")
+    return np.random.default_rng([purpose, *key])
+
+
+def epoch_order(length: int, shuffle: bool, seed: int, epoch: int) -> np.ndarray:
+    """Order of `length` items in an epoch: (length,) int64."""
+    return random_stream(ORDER, seed, epoch).permutation(length) if shuffle else np.arange(length)
+
+
+@dataclass(frozen=True)
+class Augment:
+    """Random changes to a batch of images; every default is "off".
+
+    Attributes:
+        shift: pad with zeros by this many px, then crop at random: moves the image up to `shift` px each way.
+        flip: probability of a left-right flip.
+        erase: probability of random erasing (Zhong et al., 2017, arXiv:1708.04896), filled with the mean.
+        erase_area: smallest and largest erased part of the image.
+        mixup: Beta(α, α) parameter of mixup (Zhang et al., 2017, arXiv:1710.09412); 0 is off.
+        cutmix: the same for CutMix (Yun et al., 2019, arXiv:1905.04899). With both on, each batch takes one of
+            the two at random, as DeiT and Swin train.
+    """
+
+    shift: int = 0
+    flip: float = 0.0
+    erase: float = 0.0
+    erase_area: tuple[float, float] = (0.02, 0.2)
+    mixup: float = 0.0
+    cutmix: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("flip", "erase"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise DataError(f"{name}={getattr(self, name)} is a probability: 0 to 1")
+        for name in ("shift", "mixup", "cutmix"):
+            if getattr(self, name) < 0:
+                raise DataError(f"{name}={getattr(self, name)} must not be negative")
+        if not 0 < self.erase_area[0] <= self.erase_area[1] < 1:
+            raise DataError(
+                f"erase_area={self.erase_area} must be two parts of the image, 0 < small <= large < 1"
+            )
+
+    @property
+    def mixes(self) -> bool:
+        """Do batches carry soft targets, (B, num_classes), in place of labels, (B,)?"""
+        return self.mixup > 0 or self.cutmix > 0
+
+
+PRESETS = {
+    "none": Augment(),
+    "light": Augment(shift=2, flip=0.5),
+    "medium": Augment(shift=3, flip=0.5, erase=0.25),
+    "strong": Augment(shift=4, flip=0.5, erase=0.25, mixup=0.2, cutmix=1.0),
+}
+
+
+def augmentation(choice: Augment | str | None) -> Augment:
+    """An `Augment` from itself, a preset's name ("none", "light", "medium", "strong") or None."""
+    if isinstance(choice, Augment):
+        return choice
+    if choice is None or choice in PRESETS:
+        return PRESETS[choice or "none"]
+    raise DataError(f"augment={choice!r} is none of {', '.join(PRESETS)}, and no Augment(...)")
+
+
+class TensorBatches:
+    """The batches of one epoch of an in-memory set, by vectorised operations on whole batches.
+
+    Args:
+        dataset: an `ImageArrays`; batches come out on its device.
+        batch_size: images a batch; the last one may be smaller.
+        shuffle: a new order each epoch, or the set's own.
+        seed, epoch: with the step, all that a batch depends on.
+        augment: an `Augment`, a preset's name, or None for evaluation.
+        start_step: first step that iteration gives; to resume, the number of steps done.
+        drop_last: leave out a last batch that is not full.
+
+    Iterating, or indexing with a step, gives x float32 (B, C, H, W), normalised, and y int64 (B,), or float32
+    (B, num_classes) if the augmentation mixes. `len()` counts the whole epoch's steps.
+    """
+
+    def __init__(
+        self,
+        dataset: ImageArrays,
+        batch_size: int,
+        shuffle: bool = True,
+        seed: int = 0,
+        epoch: int = 0,
+        augment: Augment | str | None = None,
+        start_step: int = 0,
+        drop_last: bool = False,
+    ) -> None:
+        if not hasattr(dataset, "images"):
+            raise DataError(f"{dataset} is not held in memory; use loader_batches(...) for it")
+        if batch_size < 1:
+            raise DataError(f"batch_size={batch_size} must be at least 1")
+        self.dataset = dataset
+        self.batch_size = batch_size
+        self.shuffle = shuffle
+        self.seed = seed
+        self.augment = augmentation(augment)
+        self.start_step = start_step
+        self.drop_last = drop_last
+        self.set_epoch(epoch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to another epoch: new order, new augmentation."""
+        self.epoch = epoch
+        order = epoch_order(len(self.dataset), self.shuffle, self.seed, epoch)
+        self.order = torch.from_numpy(order).to(self.dataset.images.device)
+
+    def __len__(self) -> int:
+        full, rest = divmod(len(self.dataset), self.batch_size)
+        return full + (rest > 0 and not self.drop_last)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for step in range(self.start_step, len(self)):
+            yield self[step]
+
+    def __getitem__(self, step: int) -> tuple[Tensor, Tensor]:
+        if not 0 <= step < len(self):
+            raise IndexError(f"step {step} of an epoch of {len(self)} steps")
+        chosen = self.order[step * self.batch_size : (step + 1) * self.batch_size]
+        images, labels = self.dataset.images[chosen], self.dataset.labels[chosen]
+        if self.augment == PRESETS["none"]:
+            return self.dataset.prepare(images), labels
+        return self._augmented(images, labels, random_stream(AUGMENT, self.seed, self.epoch, step))
+
+    def _augmented(self, images: Tensor, labels: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+        data, augment = self.dataset, self.augment
+        x = fit_size(images, data.size)
+        x = random_flip(random_shift(x, augment.shift, rng), augment.flip, rng)
+        x = normalise(x, data.mean, data.std)
+        x = random_erase(x, augment.erase, augment.erase_area, rng)
+        return mix(x, labels, data.num_classes, augment, rng) if augment.mixes else (x, labels)
+
+
+def random_shift(x: Tensor, shift: int, rng: np.random.Generator) -> Tensor:
+    """Move each image (B, C, H, W) by up to `shift` px each way; zeros come in at the edges."""
+    if not shift:
+        return x
+    batch, _, height, width = x.shape
+    rows, columns = rng.integers(0, 2 * shift + 1, (2, batch))
+    padded = F.pad(x, (shift,) * 4)
+    windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # (B, C, 2s+1, 2s+1, H, W), a view
+    return windows[np.arange(batch), :, rows, columns]
+
+
+def random_flip(x: Tensor, probability: float, rng: np.random.Generator) -> Tensor:
+    """Mirror each image (B, C, H, W) left to right with the given probability."""
+    if not probability:
+        return x
+    chosen = torch.from_numpy(rng.random(len(x)) < probability).to(x.device)
+    return torch.where(chosen.view(-1, 1, 1, 1), x.flip(-1), x)
+
+
+def random_erase(
+    x: Tensor, probability: float, area: tuple[float, float], rng: np.random.Generator
+) -> Tensor:
+    """Set a random rectangle of some normalised images (B, C, H, W) to 0, which is the mean."""
+    if not probability:
+        return x
+    batch = len(x)
+    part = rng.uniform(*area, batch) * (rng.random(batch) < probability)
+    aspect = np.exp(
+        rng.uniform(-1, 1, batch)
+    )  # height over width, 0.37 to 2.7, even odds for lying and upright
+    return x.masked_fill(rectangles(x, part, aspect, rng), 0)
+
+
+def rectangles(x: Tensor, part: np.ndarray, aspect: np.ndarray, rng: np.random.Generator) -> Tensor:
+    """One random rectangle an image as a boolean mask (B, 1, H, W), inside the image whole.
+
+    `part` is its area over the image's, `aspect` its height over its width, both (B,).
+    """
+    height, width = x.shape[-2:]
+    tall = np.minimum(np.round(height * np.sqrt(part * aspect)), height)
+    wide = np.minimum(np.round(width * np.sqrt(part / aspect)), width)
+    rows = _interval(height, tall, rng, x.device)
+    columns = _interval(width, wide, rng, x.device)
+    return (rows[:, :, None] & columns[:, None, :])[:, None]
+
+
+def _interval(length: int, extent: np.ndarray, rng: np.random.Generator, device: torch.device) -> Tensor:
+    """Boolean (B, length): a run of `extent` true values at a random place."""
+    start = np.floor(rng.random(len(extent)) * (length - extent + 1))[:, None]
+    at = np.arange(length)[None]
+    return torch.from_numpy((at >= start) & (at < start + extent[:, None])).to(device)
+
+
+def mix(
+    x: Tensor, labels: Tensor, num_classes: int, augment: Augment, rng: np.random.Generator
+) -> tuple[Tensor, Tensor]:
+    """Mixup or CutMix of a batch (B, C, H, W) with its own reverse; one ratio a batch.
+
+    Returns:
+        The mixed batch, and targets (B, num_classes) whose rows sum to 1, weighted by the share of each image.
+    """
+    targets = F.one_hot(labels, num_classes).to(x.dtype)
+    cut = augment.cutmix > 0 and (augment.mixup == 0 or rng.random() < 0.5)
+    alpha = augment.cutmix if cut else augment.mixup
+    share = float(rng.beta(alpha, alpha))
+    if cut:
+        box = rectangles(x[:1], np.array([1 - share]), np.ones(1), rng)
+        x, share = torch.where(box, x.flip(0), x), 1 - box.float().mean().item()
+    else:
+        x = torch.lerp(x.flip(0), x, share)
+    return x, torch.lerp(targets.flip(0), targets, share)
+
+
+def without_mixing(augment: Augment) -> Augment:
+    """The same augmentation with hard labels."""
+    return replace(augment, mixup=0.0, cutmix=0.0)

@@ -1,0 +1,151 @@
+"""The one door to every data set: a name, or `imagefolder:PATH`, to a Dataset."""
+
+import difflib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import Dataset
+
+from swin_lessons.data import fashion_mnist
+from swin_lessons.data.arrays import ImageArrays
+from swin_lessons.data.files import DataError, sha256_of
+
+SPLITS = ("train", "val", "test")
+
+
+@dataclass(frozen=True)
+class DataSpec:
+    """What a data set is asked for with: "fashion-mnist", or "imagefolder:PATH".
+
+    Attributes:
+        name: one of `list_datasets()`.
+        path: the folder after the colon; None for the sets that have a place of their own.
+    """
+
+    name: str
+    path: Path | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> "DataSpec":
+        """Read "NAME" or "imagefolder:PATH"; `~` is the home folder.
+
+        Raises:
+            DataError: unknown name (near ones are offered), or a path where none belongs, or none where one does.
+        """
+        name, colon, path = str(text).partition(":")
+        if name not in BUILDERS:
+            raise DataError(_unknown(name, text))
+        if (name == "imagefolder") != bool(path):
+            raise DataError(
+                f"{text!r}: write imagefolder:PATH for a folder, and the bare name for other sets"
+            )
+        return cls(name, Path(path).expanduser() if path else None)
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.path}" if self.path else self.name
+
+
+def _unknown(name: str, text: str) -> str:
+    near = difflib.get_close_matches(name.lower(), BUILDERS, n=2, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}?" if near else "to read a folder of images: imagefolder:PATH"
+    return f"unknown data set {text!r}; {hint} Known: {', '.join(list_datasets())}"
+
+
+@dataclass(frozen=True)
+class Request:
+    """Everything `load_dataset` was asked for, as its builders see it."""
+
+    spec: DataSpec
+    split: str
+    root: Any = None
+    download: bool = True
+    skip_bad: bool = False
+    common: dict[str, Any] = field(default_factory=dict)  # img_size, in_chans, transform
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def _fashion_mnist(request: Request) -> ImageArrays:
+    images, labels = fashion_mnist.load_arrays(request.split, request.root, request.download)
+    return ImageArrays(
+        images.copy(),
+        labels,
+        fashion_mnist.CLASSES,
+        mean=fashion_mnist.MEAN,
+        std=fashion_mnist.STD,
+        name=f"{fashion_mnist.NAME} ({request.split})",
+        **request.common,
+        **request.options,
+    )
+
+
+BUILDERS: dict[str, Callable[[Request], Dataset]] = {
+    "fashion-mnist": _fashion_mnist,
+}
+FETCHERS: dict[str, Callable[[Any], Path]] = {"fashion-mnist": fashion_mnist.fetch}
+
+
+def list_datasets() -> list[str]:
+    """Names that `load_dataset` knows."""
+    return list(BUILDERS)
+
+
+def load_dataset(
+    spec: str | DataSpec,
+    *,
+    root=None,
+    split: str = "train",
+    img_size: int | tuple[int, int] | None = None,
+    in_chans: int | None = None,
+    transform: Callable | None = None,
+    skip_bad: bool = False,
+    download: bool = True,
+    **options,
+) -> Dataset:
+    """A data set of (image, label) pairs.
+
+    Args:
+        spec: a name of `list_datasets()`, or "imagefolder:PATH".
+        root: folder to look in first and to download to; default: the environment variable SWIN_LESSONS_DATA,
+            else the cache.
+        split: "train", "val" or "test".
+        img_size: side of the images handed out, px, or (H, W); default: the set's own.
+        in_chans: channels of the images handed out; default: the set's own.
+        transform: replaces sizing and normalisation.
+        skip_bad: leave out images that cannot be read (image folders); otherwise they are an error.
+        download: may the set be fetched?
+        **options: what that set alone takes.
+
+    Returns:
+        A Dataset of (float32 image (C, H, W), int label) with .num_classes, .classes, .in_chans, .img_size;
+        sets held in memory also have .images, .labels, .mean, .std (see `ImageArrays`).
+
+    Raises:
+        DataError: what is wrong with the request or the files, and what to do about it.
+    """
+    spec = spec if isinstance(spec, DataSpec) else DataSpec.parse(spec)
+    if split not in SPLITS:
+        raise DataError(f"split={split!r} is none of {', '.join(SPLITS)}")
+    common = {"img_size": img_size, "in_chans": in_chans, "transform": transform}
+    return BUILDERS[spec.name](Request(spec, split, root, download, skip_bad, common, options))
+
+
+def fetch(name: str, root=None) -> dict[str, Any]:
+    """Make sure that a data set is on this machine, and say where.
+
+    Returns:
+        path (str), files (dict name to bytes), sha256 (dict name to hex digest of the file), seconds (float).
+    """
+    start = time.perf_counter()
+    if name not in FETCHERS:
+        raise DataError(f"{name!r} is not fetched; sets that are: {', '.join(FETCHERS)}")
+    folder = FETCHERS[name](root)
+    paths = sorted(path for path in folder.iterdir() if path.is_file())
+    return {
+        "path": str(folder),
+        "files": {path.name: path.stat().st_size for path in paths},
+        "sha256": {path.name: sha256_of(path) for path in paths},
+        "seconds": time.perf_counter() - start,
+    }
