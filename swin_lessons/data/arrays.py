@@ -22,7 +22,7 @@ class ImageArrays(Dataset):
         mean, std: per channel, of training pixels in 0..1.
         img_size: side of what the set hands out, in px, or (H, W); default: the images' own size.
         in_chans: channels of what the set hands out; default: the images' own.
-        transform: called with the uint8 image (C, H, W) instead of the normalisation; its result is handed out.
+        transform: called with the uint8 image (C, H, W) instead of sizing and normalisation.
         name: what to call the set in messages.
 
     Attributes:
@@ -32,8 +32,8 @@ class ImageArrays(Dataset):
         img_size: int if square, else (H, W).
         mean, std: float32 (C,).
 
-    `dataset[i]` is (float32 image (C, img_size, img_size), int label): sized and normalised as `TensorBatches`
-    does it, so both ways of reading agree.
+    `dataset[i]` is (float32 image (C, img_size, img_size), int label), sized and normalised as
+    `TensorBatches` does it: both ways of reading agree.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class ImageArrays(Dataset):
         self.labels = torch.as_tensor(labels).long()
         self.classes = list(classes)
         self.num_classes = len(self.classes)
-        self.size = to_pair(img_size or tuple(pixels.shape[-2:]))
+        self.size = to_pair(img_size or (pixels.shape[-2], pixels.shape[-1]))
         self.mean = torch.tensor(stats_to_channels(mean, self.in_chans))
         self.std = torch.tensor(stats_to_channels(std, self.in_chans))
         self.transform = transform

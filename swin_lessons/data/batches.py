@@ -37,8 +37,8 @@ class Augment:
         erase: probability of random erasing (Zhong et al., 2017, arXiv:1708.04896), filled with the mean.
         erase_area: smallest and largest erased part of the image.
         mixup: Beta(α, α) parameter of mixup (Zhang et al., 2017, arXiv:1710.09412); 0 is off.
-        cutmix: the same for CutMix (Yun et al., 2019, arXiv:1905.04899). With both on, each batch takes one of
-            the two at random, as DeiT and Swin train.
+        cutmix: the same for CutMix (Yun et al., 2019, arXiv:1905.04899). With both on, each batch takes one
+            of the two at random, as DeiT and Swin train.
     """
 
     shift: int = 0
@@ -182,9 +182,7 @@ def random_erase(
         return x
     batch = len(x)
     part = rng.uniform(*area, batch) * (rng.random(batch) < probability)
-    aspect = np.exp(
-        rng.uniform(-1, 1, batch)
-    )  # height over width, 0.37 to 2.7, even odds for lying and upright
+    aspect = np.exp(rng.uniform(-1, 1, batch))  # height / width, 0.37 to 2.7
     return x.masked_fill(rectangles(x, part, aspect, rng), 0)
 
 
@@ -214,7 +212,7 @@ def mix(
     """Mixup or CutMix of a batch (B, C, H, W) with its own reverse; one ratio a batch.
 
     Returns:
-        The mixed batch, and targets (B, num_classes) whose rows sum to 1, weighted by the share of each image.
+        The mixed batch, and targets (B, num_classes): each image's share of the mixture; rows sum to 1.
     """
     targets = F.one_hot(labels, num_classes).to(x.dtype)
     cut = augment.cutmix > 0 and (augment.mixup == 0 or rng.random() < 0.5)

@@ -4,14 +4,16 @@ import difflib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch.utils.data import Dataset
 
-from swin_lessons.data import fashion_mnist
+from swin_lessons.data import cifar, digits, fashion_mnist
 from swin_lessons.data.arrays import ImageArrays
 from swin_lessons.data.files import DataError, sha256_of
+from swin_lessons.data.splits import hold_out
 
 SPLITS = ("train", "val", "test")
 
@@ -33,15 +35,13 @@ class DataSpec:
         """Read "NAME" or "imagefolder:PATH"; `~` is the home folder.
 
         Raises:
-            DataError: unknown name (near ones are offered), or a path where none belongs, or none where one does.
+            DataError: unknown name (near ones are offered), a path where none belongs or none where one does.
         """
-        name, colon, path = str(text).partition(":")
+        name, _, path = str(text).partition(":")
         if name not in BUILDERS:
             raise DataError(_unknown(name, text))
         if (name == "imagefolder") != bool(path):
-            raise DataError(
-                f"{text!r}: write imagefolder:PATH for a folder, and the bare name for other sets"
-            )
+            raise DataError(f"{text!r}: write imagefolder:PATH for a folder, the bare name for other sets")
         return cls(name, Path(path).expanduser() if path else None)
 
     def __str__(self) -> str:
@@ -67,24 +67,62 @@ class Request:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-def _fashion_mnist(request: Request) -> ImageArrays:
-    images, labels = fashion_mnist.load_arrays(request.split, request.root, request.download)
+def _in_memory(request: Request, read: Callable[[str], tuple], classes=None, **stats) -> ImageArrays:
+    """Build an `ImageArrays` from `read(split)`, which gives images, labels and, without `classes`, those."""
+    options = dict(request.options)
+    fraction, seed = options.pop("val_fraction", 0.0), options.pop("split_seed", 0)
+    if request.split == "val" and not fraction:
+        raise DataError(
+            f"{request.spec} has no val split of its own: use split='test', or val_fraction=0.1 for train and "
+            "val, to hold out a tenth of the training images"
+        )
+    images, labels, *rest = read("test" if request.split == "test" else "train")
+    if fraction and request.split != "test":
+        chosen = hold_out(labels, fraction, seed) == (request.split == "val")
+        images, labels = images[chosen], labels[chosen]
     return ImageArrays(
-        images.copy(),
-        labels,
-        fashion_mnist.CLASSES,
-        mean=fashion_mnist.MEAN,
-        std=fashion_mnist.STD,
-        name=f"{fashion_mnist.NAME} ({request.split})",
+        images.copy(),  # torch wants memory it may write to
+        labels.astype("int64"),
+        classes or rest[0],
+        name=f"{request.spec} ({request.split})",
+        **stats,
         **request.common,
-        **request.options,
+        **options,
     )
+
+
+def _fashion_mnist(request: Request) -> ImageArrays:
+    def read(split: str) -> tuple:
+        return fashion_mnist.load_arrays(split, request.root, request.download)
+
+    return _in_memory(request, read, fashion_mnist.CLASSES, mean=fashion_mnist.MEAN, std=fashion_mnist.STD)
+
+
+def _cifar(version: cifar.Cifar) -> Callable[[Request], ImageArrays]:
+    def build(request: Request) -> ImageArrays:
+        def read(split: str) -> tuple:
+            return cifar.load_arrays(version, split, request.root, request.download)
+
+        return _in_memory(request, read, mean=version.mean, std=version.std)
+
+    return build
+
+
+def _digits(request: Request) -> ImageArrays:
+    return _in_memory(request, digits.load_arrays, digits.CLASSES, mean=digits.MEAN, std=digits.STD)
 
 
 BUILDERS: dict[str, Callable[[Request], Dataset]] = {
     "fashion-mnist": _fashion_mnist,
+    "cifar10": _cifar(cifar.CIFAR10),
+    "cifar100": _cifar(cifar.CIFAR100),
+    "digits": _digits,
 }
-FETCHERS: dict[str, Callable[[Any], Path]] = {"fashion-mnist": fashion_mnist.fetch}
+FETCHERS: dict[str, Callable[[Any], Path]] = {
+    "fashion-mnist": fashion_mnist.fetch,
+    "cifar10": partial(cifar.fetch, cifar.CIFAR10),
+    "cifar100": partial(cifar.fetch, cifar.CIFAR100),
+}
 
 
 def list_datasets() -> list[str]:

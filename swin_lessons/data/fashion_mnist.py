@@ -15,6 +15,7 @@ import numpy as np
 
 from swin_lessons.data.files import (
     DataError,
+    WriteError,
     cache_dir,
     check_sha256,
     download,
@@ -55,7 +56,7 @@ URL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"  # the one to
 
 
 def read_idx(data: bytes, source: object = "data") -> np.ndarray:
-    """Parse the IDX format of MNIST: two zero bytes, a type, the number of axes, big-endian sizes, the values.
+    """Parse MNIST's IDX format: two zero bytes, a type, the number of axes, big-endian sizes, values.
 
     Args:
         data: the whole file, uncompressed.
@@ -139,8 +140,8 @@ def fetch(root=None) -> Path:
     Tries Debian's package (`apt-get download` and `dpkg -x`, which need no root), then the web.
 
     Raises:
-        DataError: no way worked (the message lists what was tried and what to do by hand), or the folder
-            cannot be written.
+        DataError: no way worked (the message lists what was tried and what to do by hand).
+        WriteError: the folder cannot be written, or the disk is full.
     """
     target, failures = target_dir(NAME, root), []
     for way in (_from_debian, _from_web):
@@ -148,13 +149,11 @@ def fetch(root=None) -> Path:
             with writing_to(target) as scratch:
                 _move_checked(way(scratch), target)
             return target
-        except FetchFailed as error:
+        except WriteError:
+            raise
+        except DataError as error:
             failures.append(str(error))
     raise DataError(_not_found(root, failures))
-
-
-class FetchFailed(Exception):
-    """One way of fetching did not work; the next may."""
 
 
 def _move_checked(source: Path, target: Path) -> None:
@@ -167,7 +166,7 @@ def _move_checked(source: Path, target: Path) -> None:
 
 def _from_debian(scratch: Path) -> Path:
     if not (shutil.which("apt-get") and shutil.which("dpkg")):
-        raise FetchFailed("this system has no apt-get")
+        raise DataError("this system has no apt-get")
     _call(["apt-get", "download", DEBIAN_PACKAGE], scratch)
     for package in scratch.glob("*.deb"):
         _call(["dpkg", "-x", package.name, "."], scratch)
@@ -178,18 +177,15 @@ def _call(command: list[str], cwd: Path) -> None:
     try:
         done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300)
     except subprocess.TimeoutExpired as error:
-        raise FetchFailed(f"`{' '.join(command)}` took longer than {error.timeout:.0f} s") from error
+        raise DataError(f"`{' '.join(command)}` took longer than {error.timeout:.0f} s") from error
     if done.returncode:
         last = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()[-1]
-        raise FetchFailed(f"`{' '.join(command)}` failed: {last}")
+        raise DataError(f"`{' '.join(command)}` failed: {last}")
 
 
 def _from_web(scratch: Path) -> Path:
     for name in SHA256:
-        try:
-            download(f"{URL}/{name}.gz", scratch / f"{name}.gz")
-        except DataError as error:
-            raise FetchFailed(str(error)) from error
+        download(f"{URL}/{name}.gz", scratch / f"{name}.gz")
     return scratch
 
 

@@ -17,6 +17,10 @@ class DataError(ValueError):
     """Data are missing, damaged or do not fit. The message names the value and the remedy."""
 
 
+class WriteError(DataError):
+    """A folder cannot be written to, or its disk is full."""
+
+
 def cache_dir() -> Path:
     """Folder for fetched data: `$XDG_CACHE_HOME/swin_lessons`, else `~/.cache/swin_lessons`."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -75,12 +79,12 @@ def writing_to(folder: Path) -> Iterator[Path]:
         raise _write_error(folder, error) from error
 
 
-def _write_error(folder: Path, error: OSError) -> DataError:
+def _write_error(folder: Path, error: OSError) -> WriteError:
     elsewhere = "or name another folder with root=... or the environment variable SWIN_LESSONS_DATA"
     if error.errno == errno.ENOSPC:
-        return DataError(f"the disk that holds {folder} is full. Free some space there, {elsewhere}.")
+        return WriteError(f"the disk that holds {folder} is full. Free some space there, {elsewhere}.")
     reason = error.strerror or str(error)
-    return DataError(f"cannot write to {folder}: {reason}. Change its permissions, {elsewhere}.")
+    return WriteError(f"cannot write to {folder}: {reason}. Change its permissions, {elsewhere}.")
 
 
 def download(url: str, path: Path, sha256: str | None = None, timeout: float = 30.0) -> None:

@@ -21,7 +21,7 @@ def to_pair(size: int | tuple[int, int]) -> tuple[int, int]:
 def to_channels(images: Tensor, in_chans: int) -> Tensor:
     """Convert uint8 images (N, C, H, W) to `in_chans` channels.
 
-    Equal counts pass. Grey (1) is repeated; RGB (3) becomes grey by its luma (BT.601). Nothing else is guessed.
+    Equal counts pass. Grey (1) is repeated; RGB (3) becomes grey by its luma (BT.601).
 
     Raises:
         DataError: any other pair of counts.
@@ -65,7 +65,7 @@ def fit_size(images: Tensor, img_size: tuple[int, int]) -> Tensor:
 
 
 def normalise(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Values 0..255 to float32 with (x / 255 − mean) / std, per channel; mean and std are (C,) in units of 0..1."""
+    """Values 0..255 to float32 (x / 255 − mean) / std; mean and std are (C,), in units of 0..1."""
     scale = (1 / (255 * std)).view(-1, 1, 1)
     shift = (mean / std).view(-1, 1, 1)
     return images.to(scale.dtype) * scale - shift
