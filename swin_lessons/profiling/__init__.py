@@ -2,5 +2,16 @@
 
 from swin_lessons.profiling.machine import cpu_features, machine_info
 from swin_lessons.profiling.macs import LayerMacs, MacReport, count_macs
+from swin_lessons.profiling.timing import Comparison, Timer, Timing, compare
 
-__all__ = ["LayerMacs", "MacReport", "count_macs", "cpu_features", "machine_info"]
+__all__ = [
+    "Comparison",
+    "LayerMacs",
+    "MacReport",
+    "Timer",
+    "Timing",
+    "compare",
+    "count_macs",
+    "cpu_features",
+    "machine_info",
+]
