@@ -1,0 +1,71 @@
+"""The command `swin-lessons`: one module a subcommand, each with `add_parser(subparsers)` and `run(args)`.
+
+Modules import PyTorch and the package inside their functions, so `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import pkgutil
+import sys
+from collections.abc import Sequence
+
+from swin_lessons import __version__
+
+DESCRIPTION = "Swin Transformers: build them, train them, speed them up, shrink them."
+EPILOG = """\
+examples:
+  swin-lessons doctor                                  what this machine has, and what that means
+  swin-lessons data fashion-mnist                      fetch and check the book's data set
+  swin-lessons train --model swin_micro_fmnist --data fashion-mnist
+  swin-lessons train --model swin_tiny_patch4_window7_224 --data imagefolder:~/photos
+
+`swin-lessons COMMAND --help` explains a command. Errors say what to change;
+`swin-lessons --traceback COMMAND ...` shows where they rose.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line; returns its exit status: 0 done, 1 the run failed, 2 bad input, 130 interrupted."""
+    args = build_parser().parse_args(argv)
+    try:
+        return args.run(args)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        return 1  # the reader of our output has gone, as in `swin-lessons doctor | head -1`
+    except Exception as error:
+        if args.traceback or not _is_expected(error):
+            raise
+        print(f"swin-lessons {args.command}: {error}", file=sys.stderr)
+        return 1 if isinstance(error, ArithmeticError) else 2
+
+
+def _is_expected(error: Exception) -> bool:
+    """Is it an error whose message is written for the user? Others are bugs and keep their traceback."""
+    if isinstance(error, (ValueError, OSError, ImportError, ArithmeticError)):
+        return True
+    return type(error).__name__ == "CheckpointError"
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole parser: every module of this package adds its subcommand."""
+    parser = argparse.ArgumentParser(
+        prog="swin-lessons",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    parser.add_argument("--traceback", action="store_true", help="show where an error rose")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name in command_modules():
+        importlib.import_module(f"{__name__}.{name}").add_parser(commands)
+    return parser
+
+
+def command_modules() -> list[str]:
+    """Names of the modules that hold a subcommand; those with a leading underscore help them."""
+    return sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))

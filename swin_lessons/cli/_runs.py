@@ -1,0 +1,194 @@
+"""What `swin-lessons train` puts together: data splits, a model that fits them, a run, a report."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from swin_lessons import __version__
+from swin_lessons.data import load_dataset
+from swin_lessons.data.splits import hold_out
+from swin_lessons.models import create_model
+from swin_lessons.training import EvalResult, TrainConfig, evaluate, read_tensors, seed_everything, train
+from swin_lessons.training.files import write_text
+from swin_lessons.training.recipe import recipe
+
+VAL_FRACTION = 0.05  # of the training images, where a set comes without a validation split
+
+
+@dataclass
+class Job:
+    """A model, its data and its recipe, ready to train in `folder`."""
+
+    model: nn.Module
+    splits: dict[str, Any]
+    config: TrainConfig
+    folder: Path
+    about: dict[str, Any]
+    pretrained_only: bool = False
+
+    def headline(self) -> str:
+        """One paragraph on what is about to run."""
+        params = sum(param.numel() for param in self.model.parameters())
+        sizes = ", ".join(f"{len(dataset):,} {name}" for name, dataset in self.splits.items())
+        device = next(self.model.parameters()).device
+        return (
+            f"{self.about['model']} ({params:,} parameters) on {self.about['data']} ({sizes} images)\n"
+            f"{device}, {self.config.precision}, {torch.get_num_threads()} threads -> {self.folder}"
+        )
+
+    def train(self, resume: bool) -> None:
+        """Run the training loop; on Ctrl-C say how to go on."""
+        sets = self.splits["train"], self.splits["val"]
+        try:
+            train(self.model, *sets, self.config, self.folder, resume=resume, about=self.about)
+        except KeyboardInterrupt:
+            print(f"\nstopped; the same command with --resume goes on with {self.folder}")
+            raise
+
+    def evaluate(self) -> list[tuple[str, str]]:
+        """Rows about the kept weights on the test images, else the validation images; writes results.json."""
+        if not self.pretrained_only:
+            load_kept(self.model, self.folder / "best.safetensors")
+        split = "test" if "test" in self.splits else "val"
+        started = time.perf_counter()
+        result = evaluate(self.model, self.splits[split], precision=self.config.precision)
+        seconds = time.perf_counter() - started
+        if not self.pretrained_only:
+            write_text(self.folder / "results.json", json.dumps(results(result, split), indent=2) + "\n")
+        return [*report(result, split, self.splits[split].classes), ("evaluated in", f"{seconds:.1f} s")]
+
+
+def prepare(args: argparse.Namespace, overrides: dict[str, Any]) -> Job:
+    """From the command line to a `Job`; a run to resume or evaluate is read from its config.json."""
+    folder = args.out or Path("runs") / re.sub(r"[^\w.-]+", "-", f"{args.model}-{args.data}")
+    pretrained_only = args.eval_only and args.pretrained
+    kept = read_config(folder, args) if args.resume or (args.eval_only and not pretrained_only) else None
+    wish = kept["model_kwargs"] if kept else wished_input(args)
+    splits = load_splits(
+        args.data,
+        root=args.root,
+        img_size=wish["img_size"],
+        in_chans=wish["in_chans"],
+        skip_bad=args.skip_bad,
+    )
+    kwargs = kept["model_kwargs"] if kept else fitted(wish, splits["train"])
+    seed_everything(overrides.get("seed", 0))
+    model = create_model(args.model, pretrained=args.pretrained and not kept, **kwargs).to(
+        pick_device(args.device)
+    )
+    config = choose_config(kept, model, splits["train"], overrides, from_scratch=not args.pretrained)
+    about = describe(args, kwargs, splits["train"])
+    return Job(model, splits, config, folder, about, pretrained_only)
+
+
+def wished_input(args: argparse.Namespace) -> dict[str, Any]:
+    """Image size and window as asked for, else the model's; channels None where the data decide."""
+    with torch.device("meta"):
+        own = create_model(args.model).config
+    size = args.img_size or (own.img_size if isinstance(own.img_size, int) else own.img_size[0])
+    wish = {"img_size": size, "in_chans": own.in_chans if args.pretrained else None}
+    wish |= {"window_size": args.window_size} if args.window_size else {}
+    return wish | ({"drop_path_rate": args.drop_path} if args.drop_path else {})
+
+
+def fitted(wish: dict[str, Any], dataset: Any) -> dict[str, Any]:
+    """Arguments of `create_model` for the images and classes of a data set."""
+    return {**wish, "in_chans": dataset.in_chans, "num_classes": dataset.num_classes}
+
+
+def choose_config(
+    kept: dict[str, Any] | None,
+    model: nn.Module,
+    train_set: Any,
+    overrides: dict[str, Any],
+    from_scratch: bool,
+) -> TrainConfig:
+    """The kept run's configuration, or a recipe, with the user's changes."""
+    if kept:
+        return TrainConfig.from_dict(kept["train"] | overrides)
+    return recipe(model, train_set, from_scratch=from_scratch, **overrides)
+
+
+def describe(args: argparse.Namespace, kwargs: dict[str, Any], dataset: Any) -> dict[str, Any]:
+    """What whoever finds the weights needs to use them."""
+    stats = {name: getattr(dataset, name).tolist() for name in ("mean", "std") if hasattr(dataset, name)}
+    software = {"swin_lessons": __version__, "torch": torch.__version__}
+    return {
+        "model": args.model, "model_kwargs": kwargs, "data": args.data, "classes": list(dataset.classes),
+        **stats, "pretrained": args.pretrained, "versions": software,
+    }  # fmt: skip
+
+
+def load_splits(
+    spec: str, *, img_size: int | None = None, in_chans: int | None = None, **options: Any
+) -> dict[str, Any]:
+    """The splits "train", "val" and, where the set has one, "test".
+
+    Weights are chosen on "val", which holds no test image; "test" is looked at once, at the end.
+    """
+
+    def load(split: str) -> Any:
+        return load_dataset(spec, split=split, img_size=img_size, in_chans=in_chans, **options)
+
+    if spec.startswith("imagefolder"):
+        return {"train": load("train"), "val": load("val")}
+    train_set, test_set = load("train"), load("test")
+    held = torch.from_numpy(hold_out(train_set.labels.numpy(), VAL_FRACTION))
+    return {"train": train_set.subset(~held), "val": train_set.subset(held), "test": test_set}
+
+
+def pick_device(name: str) -> torch.device:
+    """ "auto": CUDA where it is, else the CPU. Raises ValueError where CUDA is asked for and missing."""
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"--device {name}: PyTorch sees no CUDA device here; use --device cpu")
+    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+
+
+def read_config(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """config.json of a run folder. Raises where there is none, or it is of another model or data set."""
+    path = folder / "config.json"
+    if not path.exists():
+        raise FileNotFoundError(
+            f"{folder} holds no run (no config.json): train without --resume first, or set --out"
+        )
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    for name in ("model", "data"):
+        if kept[name] != getattr(args, name):
+            raise ValueError(
+                f"{folder} holds a run with --{name} {kept[name]}, not {getattr(args, name)}: "
+                "set --out to another folder"
+            )
+    return kept
+
+
+def load_kept(model: nn.Module, path: Path) -> None:
+    """Load weights that a run kept, strictly."""
+    if not path.exists():
+        raise FileNotFoundError(f"{path} is not there: train first, or name the run's folder with --out")
+    model.load_state_dict(read_tensors(path)[0])
+
+
+def results(result: EvalResult, split: str) -> dict[str, Any]:
+    """An `EvalResult` as JSON."""
+    scores = {name: getattr(result, name) for name in ("loss", "top1", "top5", "count")}
+    return {"split": split, **scores, "confusion": result.confusion.tolist()}
+
+
+def report(result: EvalResult, split: str, classes: list[str]) -> list[tuple[str, str]]:
+    """Rows of a table: accuracy over all images, then of each class."""
+    rows = [
+        (f"{split} top-1", f"{result.top1:.2%} of {result.count:,} images"),
+        (f"{split} top-5", f"{result.top5:.2%}"),
+    ]
+    return rows + [
+        (name, f"{part:.1%}") for name, part in zip(classes, result.per_class.tolist(), strict=True)
+    ]

@@ -1,0 +1,197 @@
+"""Checkpoints as safetensors: nothing in them can run code, and each is whole or not there.
+
+A checkpoint holds the weights, their moving average, the optimiser's moments and a few numbers. It holds no
+generator state: every random number of a run is a function of the seed and the step (see `seeds`).
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from swin_lessons.training.config import TrainConfig
+from swin_lessons.training.ema import EMA
+from swin_lessons.training.files import atomic_write
+
+FORMAT = "swin-lessons checkpoint 1"
+FOLDER = "checkpoints"
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that cannot be written, read or used for this run."""
+
+
+@dataclass
+class TrainState:
+    """What changes while a run goes on. `step` counts the optimiser steps done."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    ema: EMA | None = None
+    step: int = 0
+    best: float = -1.0
+
+    @property
+    def averaged(self) -> nn.Module:
+        """The model to evaluate and to keep: the moving average where there is one."""
+        return self.ema.module if self.ema else self.model
+
+
+def save_checkpoint(folder: Path, state: TrainState, config: TrainConfig, data: Mapping[str, Any]) -> Path:
+    """Write `folder`/step-<step>.safetensors, then delete all but the `config.keep` newest.
+
+    Raises:
+        CheckpointError: the file cannot be written; earlier checkpoints are untouched.
+    """
+    path = folder / f"step-{state.step:08d}.safetensors"
+    numbers = {
+        "step": state.step,
+        "best": state.best,
+        "scaler": state.scaler.state_dict(),
+        "config": config.to_dict(),
+        "data": dict(data),
+    }
+    write_tensors(path, _tensors(state), {"format": FORMAT, "state": json.dumps(numbers)})
+    for old in list_checkpoints(folder)[: -config.keep]:
+        old.unlink()
+    return path
+
+
+def load_checkpoint(path: Path, state: TrainState, config: TrainConfig, data: Mapping[str, Any]) -> None:
+    """Bring `state` to where the checkpoint was written.
+
+    Raises:
+        CheckpointError: the file is damaged, or belongs to another model, data set or configuration.
+    """
+    tensors, metadata = read_tensors(path)
+    if metadata.get("format") != FORMAT:
+        raise CheckpointError(
+            f"{path} is not a training checkpoint ({FORMAT}): name a file from a run's {FOLDER} folder"
+        )
+    numbers = json.loads(metadata["state"])
+    _check_same_run(path, numbers, config, data)
+    _fill(path, state, tensors)
+    state.scaler.load_state_dict(numbers["scaler"])
+    state.step, state.best = numbers["step"], numbers["best"]
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Checkpoints of a run, oldest first."""
+    return sorted(folder.glob("step-*.safetensors"))
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write tensors and a checksum of their bytes, whole or not at all. Raises CheckpointError."""
+    copies = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+    try:
+        with atomic_write(path) as part:
+            save_file(copies, part, {**metadata, "crc32": _crc32(copies)})
+    except (OSError, SafetensorError) as error:
+        size = sum(tensor.nbytes for tensor in copies.values()) / 1e6
+        raise CheckpointError(
+            f"cannot write {path} ({size:.1f} MB): {error}. Free space there or choose another folder; "
+            "files written before are intact, so the run can be resumed"
+        ) from error
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Read what `write_tensors` wrote. Raises CheckpointError for a damaged file."""
+    try:
+        with safe_open(path, "pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+            metadata = file.metadata() or {}
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path} is damaged or cannot be read: {error}. {_DELETE}") from error
+    if metadata.get("crc32", _crc32(tensors)) != _crc32(tensors):
+        raise CheckpointError(f"{path} is damaged: its checksum does not fit its bytes. {_DELETE}")
+    return tensors, metadata
+
+
+_DELETE = "Delete it to go on from the checkpoint before it"
+
+
+def _crc32(tensors: Mapping[str, Tensor]) -> str:
+    value = 0
+    for name in sorted(tensors):
+        value = zlib.crc32(
+            tensors[name].reshape(-1).view(torch.uint8).numpy(), zlib.crc32(name.encode(), value)
+        )
+    return f"{value:08x}"
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+
+
+def _tensors(state: TrainState) -> dict[str, Tensor]:
+    tensors = {f"model.{name}": tensor for name, tensor in state.model.state_dict().items()}
+    if state.ema:
+        tensors |= {f"ema.{name}": tensor for name, tensor in state.ema.module.state_dict().items()}
+    for name, moments in _moments(state).items():
+        tensors |= {f"optimizer.{key}.{name}": tensor for key, tensor in moments.items()}
+    return tensors
+
+
+def _moments(state: TrainState) -> dict[str, dict[str, Tensor]]:
+    """The optimiser's tensors by parameter name."""
+    names = {id(param): name for name, param in state.model.named_parameters()}
+    return {names[id(param)]: moments for param, moments in state.optimizer.state.items()}
+
+
+def _check_same_run(
+    path: Path, numbers: dict[str, Any], config: TrainConfig, data: Mapping[str, Any]
+) -> None:
+    changed = TrainConfig.from_dict(numbers["config"]).differences(config)
+    before = numbers["data"]
+    changed += [
+        f"{key}: {before.get(key)!r}, {value!r}" for key, value in data.items() if before.get(key) != value
+    ]
+    if changed:
+        raise CheckpointError(
+            f"{path} is of another run (there, here): {'; '.join(changed)}. "
+            "Resume with the settings it was written with, or start in a new folder"
+        )
+
+
+def _fill(path: Path, state: TrainState, tensors: dict[str, Tensor]) -> None:
+    weights, average = _part(tensors, "model."), _part(tensors, "ema.")
+    _check_same_model(path, state.model, weights)
+    state.model.load_state_dict(weights)
+    if state.ema:
+        state.ema.module.load_state_dict(average)
+    moments: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in _part(tensors, "optimizer.").items():
+        kind, name = key.split(".", 1)
+        moments.setdefault(name, {})[kind] = tensor
+    for group in state.optimizer.param_groups:
+        for name, param in zip(group["names"], group["params"], strict=True):
+            state.optimizer.state[param] = {
+                kind: tensor.to(param.device) for kind, tensor in moments.get(name, {}).items()
+            }
+
+
+def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _check_same_model(path: Path, model: nn.Module, weights: dict[str, Tensor]) -> None:
+    mine = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    theirs = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    wrong = sorted(name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name))
+    if wrong:
+        name = wrong[0]
+        raise CheckpointError(
+            f"{path} is of another model: {len(wrong)} tensors differ, the first is {name} "
+            f"({theirs.get(name, 'missing')} there, {mine.get(name, 'missing')} here). "
+            "Build the model it was written with"
+        )

@@ -1,0 +1,58 @@
+"""Files that are either whole or not there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+PART = ".part"
+
+
+@contextmanager
+def atomic_write(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside `path`; on success flush it to disk and rename it to `path`.
+
+    Whatever goes wrong, or whenever the process dies, a file that was at `path` before is still there.
+    """
+    part = path.with_name(path.name + PART)
+    try:
+        yield part
+        _sync(part)
+        os.replace(part, path)
+        _sync(path.parent)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file whole."""
+    with atomic_write(path) as part:
+        part.write_text(text, encoding="utf-8")
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and make sure that files can be written there. Raises OSError that names it."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        write_text(path / "probe", "")
+        (path / "probe").unlink()
+    except OSError as error:
+        raise OSError(f"cannot write in {path}: {error.strerror}. Choose another output folder") from error
+
+
+def remove_parts(folder: Path) -> None:
+    """Delete what a killed process left half written."""
+    for part in folder.glob(f"*{PART}"):
+        part.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    if os.name == "nt" and path.is_dir():
+        return  # Windows has no file descriptor of a folder
+    descriptor = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,240 @@
+"""The training loop: one page from a batch to a run that survives being killed."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from swin_lessons.training.batches import batch_stream, steps_per_epoch
+from swin_lessons.training.checkpoint import (
+    FOLDER,
+    TrainState,
+    list_checkpoints,
+    load_checkpoint,
+    save_checkpoint,
+    write_tensors,
+)
+from swin_lessons.training.config import TrainConfig
+from swin_lessons.training.ema import EMA
+from swin_lessons.training.evaluation import evaluate
+from swin_lessons.training.files import make_folder, remove_parts, write_text
+from swin_lessons.training.history import EVAL_COLUMNS, STEP_COLUMNS, CsvLog, History, Row
+from swin_lessons.training.init import init_xavier
+from swin_lessons.training.optim import build_optimizer, set_lr
+from swin_lessons.training.precision import autocast, grad_scaler
+from swin_lessons.training.schedule import lr_at
+from swin_lessons.training.seeds import derive_seed, isolated_rng, seed_everything
+
+INIT, STEP = 1, 2  # keep the random streams of the weights and of the steps apart
+
+
+class TrainingDiverged(ArithmeticError):
+    """The loss is no longer a finite number."""
+
+
+def train(
+    model: nn.Module,
+    train_set: Any,
+    val_set: Any | None,
+    config: TrainConfig,
+    out_dir: str | os.PathLike[str],
+    *,
+    resume: bool = False,
+    about: Mapping[str, Any] | None = None,
+    progress: bool | None = None,
+) -> History:
+    """Train `model` in place, on the device it is on, and keep everything in `out_dir`.
+
+    A run that was killed at any moment goes on with `resume=True`: same losses and same weights, bit for bit,
+    on the same machine with the same number of threads. The caller's random generators stay as they were.
+
+    Args:
+        model: from images (B, C, H, W) to logits (B, num_classes). At the end it holds the final weights: the
+            moving average where `config.ema` is on.
+        train_set, val_set: data sets as `swin_lessons.data.load_dataset` gives them; without `val_set`
+            nothing is evaluated.
+        config: all choices of the run.
+        out_dir: config.json, metrics.csv (a row a step), evals.csv, checkpoints/, best.safetensors (highest
+            validation top-1) and last.safetensors.
+        resume: go on from the newest checkpoint, or start where there is none yet.
+        about: what config.json and the weights' metadata should also say: model name, classes and so on.
+        progress: show a bar; None shows it on a terminal only.
+
+    Returns:
+        History: the curves, of a resumed run as a whole.
+
+    Raises:
+        FileExistsError: `out_dir` holds a run and `resume` is not set.
+        CheckpointError: a checkpoint is damaged or of another run; the disk is full.
+        TrainingDiverged: the loss became infinite or nan.
+    """
+    folder = Path(out_dir)
+    with isolated_rng():
+        run = Run(model, train_set, val_set, config, folder, dict(about or {}))
+        run.open(resume)
+        run.go(progress)
+    return History.read(folder)
+
+
+class Run:
+    """One run in one folder: its state, its logs, and when it evaluates and saves."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        train_set: Any,
+        val_set: Any | None,
+        config: TrainConfig,
+        folder: Path,
+        about: dict[str, Any],
+    ) -> None:
+        self.train_set, self.val_set, self.config, self.folder = train_set, val_set, config, folder
+        self.about = {**about, "train": config.to_dict()}
+        self.device = next(model.parameters()).device
+        self.per_epoch = steps_per_epoch(train_set, config)
+        self.total = config.total_steps(self.per_epoch)
+        self.data = {"images": len(train_set), "num_classes": train_set.num_classes}
+        self.state = TrainState(
+            model, build_optimizer(model, config), grad_scaler(self.device, config.precision)
+        )
+        self.steps = CsvLog(folder / "metrics.csv", STEP_COLUMNS)
+        self.evals = CsvLog(folder / "evals.csv", EVAL_COLUMNS)
+        self.pending: list[
+            tuple[Row, Tensor, Tensor]
+        ] = []  # steps whose loss is not read from the device yet
+
+    def open(self, resume: bool) -> None:
+        """Make or reopen the folder and bring the state and the logs to the same step."""
+        checkpoints = self.folder / FOLDER
+        make_folder(checkpoints)
+        if (self.folder / "config.json").exists() and not resume:
+            raise FileExistsError(f"{self.folder} holds a run already: resume it, or choose another folder")
+        remove_parts(self.folder)
+        remove_parts(checkpoints)
+        self._restore(list_checkpoints(checkpoints))
+        write_text(self.folder / "config.json", json.dumps(self.about, indent=2) + "\n")
+        self.steps.truncate(self.state.step)
+        self.evals.truncate(self.state.step)
+        self.started = time.perf_counter() - self.steps.last("seconds")
+
+    def _restore(self, found: list[Path]) -> None:
+        config, state = self.config, self.state
+        if not found and config.init == "xavier":
+            seed_everything(derive_seed(config.seed, INIT))
+            init_xavier(state.model)
+        if config.ema:
+            state.ema = EMA(state.model, config.ema)
+        if found:
+            load_checkpoint(found[-1], state, config, self.data)
+
+    def go(self, progress: bool | None) -> None:
+        """Train up to the last step and write the final weights."""
+        state = self.state
+        stream = batch_stream(self.train_set, self.config, state.step)
+        disable = (
+            None if progress is None else not progress
+        )  # tqdm's None: no bar where stderr is no terminal
+        state.model.train()
+        with tqdm(total=self.total, initial=state.step, unit="step", disable=disable) as bar:
+            while state.step < self.total:
+                epoch, (images, targets) = next(stream)
+                self._step(epoch, images.to(self.device), targets.to(self.device))
+                bar.update()
+                self._after_step(epoch, bar)
+        self._keep("last.safetensors")
+        if state.ema:
+            state.model.load_state_dict(state.ema.module.state_dict())
+
+    def _step(self, epoch: int, images: Tensor, targets: Tensor) -> None:
+        state, config = self.state, self.config
+        seed_everything(derive_seed(config.seed, STEP, state.step))  # drop path
+        lr = lr_at(state.step, self.total, config)
+        set_lr(state.optimizer, lr)
+        loss, norm = train_step(state, images, targets, config)
+        if state.ema:
+            state.ema.update(state.model, state.step)
+        state.step += 1
+        self.pending.append((self._row(epoch) | {"lr": lr}, loss, norm))
+
+    def _row(self, epoch: int) -> Row:
+        seconds = round(time.perf_counter() - self.started, 3)
+        return {"step": self.state.step, "epoch": epoch, "seconds": seconds}
+
+    def _after_step(self, epoch: int, bar: tqdm) -> None:
+        config = self.config
+        save = self._due(config.save_every)
+        evaluates = self.val_set is not None and self._due(config.eval_every)
+        if save or evaluates or self.state.step % config.log_every == 0:
+            bar.set_postfix(loss=f"{self._flush_steps():.3f}", refresh=False)
+        if evaluates:
+            self._evaluate(epoch)
+        if save:
+            save_checkpoint(self.folder / FOLDER, self.state, config, self.data)
+
+    def _due(self, every: int | None) -> bool:
+        return self.state.step == self.total or self.state.step % (every or self.per_epoch) == 0
+
+    def _flush_steps(self) -> float:
+        """Write the waiting rows and return the last loss. It waits for the device, so not at every step."""
+        loss = math.nan
+        for row, loss_tensor, norm in self.pending:
+            loss = loss_tensor.item()
+            if not math.isfinite(loss):
+                self.steps.flush()
+                raise TrainingDiverged(
+                    f"the loss is {loss} at step {row['step']} (learning rate {row['lr']:.2g}): start again "
+                    "with a smaller lr, a longer warmup, or precision fp32"
+                )
+            self.steps.append({**row, "loss": loss, "grad_norm": norm.item()})
+        self.pending.clear()
+        self.steps.flush()
+        return loss
+
+    def _evaluate(self, epoch: int) -> None:
+        state = self.state
+        result = evaluate(state.averaged, self.val_set, precision=self.config.precision)
+        scores = {"loss": result.loss, "top1": result.top1, "top5": result.top5}
+        self.evals.append(self._row(epoch) | scores)
+        self.evals.flush()
+        if result.top1 > state.best:
+            state.best = result.top1
+            self._keep("best.safetensors", val_top1=result.top1)
+
+    def _keep(self, name: str, **more: Any) -> None:
+        about = {**self.about, "step": self.state.step, **more}
+        write_tensors(self.folder / name, self.state.averaged.state_dict(), {"about": json.dumps(about)})
+
+
+def train_step(
+    state: TrainState, images: Tensor, targets: Tensor, config: TrainConfig
+) -> tuple[Tensor, Tensor]:
+    """One optimiser step on a batch (B, C, H, W), in micro-batches; returns mean loss and gradient norm, 0-d.
+
+    Each micro-batch's mean loss is weighted by its share of the batch, so the gradients add up to the whole
+    batch's.
+    Targets are classes (B,) or probabilities (B, num_classes).
+    """
+    total = images.new_zeros(())
+    size = config.micro_batch or len(images)
+    for part, target in zip(images.split(size), targets.split(size), strict=True):
+        with autocast(images.device, config.precision):
+            logits = state.model(part)
+        loss = F.cross_entropy(logits.float(), target, label_smoothing=config.label_smoothing)
+        loss = loss * (len(part) / len(images))
+        state.scaler.scale(loss).backward()
+        total += loss.detach()
+    state.scaler.unscale_(state.optimizer)
+    norm = nn.utils.clip_grad_norm_(state.model.parameters(), config.clip_norm or math.inf)
+    state.scaler.step(state.optimizer)
+    state.scaler.update()
+    state.optimizer.zero_grad()
+    return total, norm
