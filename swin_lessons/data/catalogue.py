@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-from swin_lessons.data import cifar, digits, fashion_mnist
+from swin_lessons.data import cifar, digits, fashion_mnist, scenes
 from swin_lessons.data.arrays import ImageArrays
 from swin_lessons.data.files import DataError, sha256_of
 from swin_lessons.data.splits import hold_out
@@ -73,8 +73,8 @@ def _in_memory(request: Request, read: Callable[[str], tuple], classes=None, **s
     fraction, seed = options.pop("val_fraction", 0.0), options.pop("split_seed", 0)
     if request.split == "val" and not fraction:
         raise DataError(
-            f"{request.spec} has no val split of its own: use split='test', or val_fraction=0.1 for train and "
-            "val, to hold out a tenth of the training images"
+            f"{request.spec} has no val split of its own: use split='test', or hold out a tenth of the "
+            "training images with val_fraction=0.1, for train and val alike"
         )
     images, labels, *rest = read("test" if request.split == "test" else "train")
     if fraction and request.split != "test":
@@ -112,11 +112,28 @@ def _digits(request: Request) -> ImageArrays:
     return _in_memory(request, digits.load_arrays, digits.CLASSES, mean=digits.MEAN, std=digits.STD)
 
 
+def _scenes(request: Request) -> ImageArrays:
+    options = dict(request.options)
+    chosen = {key: options.pop(key) for key in ("length", "seed", "config") if key in options}
+    images, labels = scenes.load_arrays(request.split, **chosen)
+    return ImageArrays(
+        images,
+        labels,
+        scenes.CLASSES,
+        mean=scenes.MEAN,
+        std=scenes.STD,
+        name=f"scenes ({request.split})",
+        **request.common,
+        **options,
+    )
+
+
 BUILDERS: dict[str, Callable[[Request], Dataset]] = {
     "fashion-mnist": _fashion_mnist,
     "cifar10": _cifar(cifar.CIFAR10),
     "cifar100": _cifar(cifar.CIFAR100),
     "digits": _digits,
+    "scenes": _scenes,
 }
 FETCHERS: dict[str, Callable[[Any], Path]] = {
     "fashion-mnist": fashion_mnist.fetch,

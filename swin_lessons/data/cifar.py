@@ -202,5 +202,6 @@ def _not_found(cifar: Cifar, root, failure: str) -> str:
 Tried:
   - {failure}{hint}
 Ways out:
-  - put {cifar.archive} ({URL}/{cifar.archive}) into a folder and name it: root=FOLDER or SWIN_LESSONS_DATA=FOLDER
+  - get {URL}/{cifar.archive}, put it into a folder
+    and name that folder: root=FOLDER or SWIN_LESSONS_DATA=FOLDER
   - use a set that needs no download: "digits" (scikit-learn) or "scenes" (drawn by this package)"""
