@@ -28,7 +28,6 @@ import contextlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -36,6 +35,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from swin_lessons.profiling.mac_formulas import FORMULAS, Formula
+from swin_lessons.profiling.running import RunningModules, storage_key
 
 __all__ = ["LayerMacs", "MacReport", "count_macs"]
 
@@ -131,7 +131,7 @@ def count_macs(
     size = _batched(input_size)
     model = getattr(model, "_orig_mod", model)  # look inside torch.compile's wrapper
     counter = _Counter(model, FORMULAS | dict(extra or {}))
-    with _eval_mode(model), _mha_slow_path(), torch.no_grad(), counter.watch_modules(), counter:
+    with _eval_mode(model), _mha_slow_path(), torch.no_grad(), counter.running, counter:
         model(_example(model, size))
     return MacReport(counter.rows(batch=size[0]), tuple(input_size))
 
@@ -147,7 +147,7 @@ class _Counter(TorchDispatchMode):
         super().__init__()
         self.model = model
         self.formulas = formulas
-        self.running = [""]
+        self.running = RunningModules(model)
         self.found: dict[tuple[str, str], int] = {}
         self.owner = _owners(self.model)
         self.conv_map: tuple[int, ...] = ()  # (H, W) after the first convolution
@@ -164,9 +164,9 @@ class _Counter(TorchDispatchMode):
 
     def _add(self, func: Any, out: Any, args: Any, kwargs: Any) -> None:
         kind, formula = self.formulas[func._overloadpacket]
-        storages = [_storage(a) for a in args if isinstance(a, Tensor)]
+        storages = [storage_key(a) for a in args if isinstance(a, Tensor)]
         weights = [self.owner[key] for key in storages if key in self.owner]
-        name = weights[-1] if weights else self.running[-1]
+        name = weights[-1] if weights else self.running.name
         if kind == "attention" and weights:
             kind = "linear"  # a batched product with a weight, not of two activations
         if any(part in name.split(".") for part in CPB_NAMES):
@@ -174,25 +174,6 @@ class _Counter(TorchDispatchMode):
         if kind == "conv" and not self.conv_map:
             self.conv_map = tuple(out.shape[2:])
         self.found[name, kind] = self.found.get((name, kind), 0) + formula(out, *args, **kwargs)
-
-    @contextlib.contextmanager
-    def watch_modules(self) -> Iterator[None]:
-        """Keep `self.running`, the stack of qualified names of the modules in progress."""
-        handles = []
-        for name, module in self.model.named_modules():
-            handles.append(module.register_forward_pre_hook(partial(self._enter, name)))
-            handles.append(module.register_forward_hook(self._leave, always_call=True))
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    def _enter(self, name: str, *_: Any) -> None:
-        self.running.append(name)
-
-    def _leave(self, *_: Any) -> None:
-        self.running.pop()
 
     def rows(self, batch: int) -> list[LayerMacs]:
         """Rows in the order of execution, then modules whose parameters met no counted operation."""
@@ -226,20 +207,12 @@ def _is_composite(func: Any) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
 
 
-def _storage(tensor: Tensor) -> int | None:
-    """What views of a parameter share, on the meta device too; None for tensors without a storage."""
-    try:
-        return tensor.untyped_storage()._cdata
-    except (NotImplementedError, RuntimeError):  # packed oneDNN weights are opaque
-        return None
-
-
 def _owners(model: nn.Module) -> dict[int | None, str]:
     """The module that owns each parameter's storage."""
     owner: dict[int | None, str] = {}
     for name, module in model.named_modules():
         for param in module.parameters(recurse=False):
-            owner.setdefault(_storage(param), name)
+            owner.setdefault(storage_key(param), name)
     owner.pop(None, None)
     return owner
 

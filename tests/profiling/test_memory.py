@@ -1,0 +1,157 @@
+"""Saved-for-backward against hand counts, published figures and real processes."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from swin_lessons.profiling.memory import MemoryLedger, memory_ledger, saved_for_backward
+from swin_lessons.profiling.peak import peak_memory
+
+MB = 2**20
+
+
+def test_hand_count_of_an_mlp():
+    model = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 4))
+    saved = saved_for_backward(model, torch.zeros(5, 8))
+    # each linear saves its input, GELU its own; weights do not count
+    assert saved.by_module == {"0": 4 * 5 * 8, "1": 4 * 5 * 32, "2": 4 * 5 * 32}
+    assert saved.total == 4 * 5 * (8 + 32 + 32)
+    assert saved.per_image == saved.total / 5
+
+
+def test_a_storage_saved_twice_counts_once():
+    class Twice(nn.Module):
+        def forward(self, x):
+            y = x * 2
+            return y * y + y[:1] * y  # y, y, a view of y, y
+
+    x = torch.ones(3, 7, requires_grad=True)
+    assert saved_for_backward(Twice(), x).total == 4 * 21
+
+
+def test_a_small_view_holds_its_whole_storage():
+    class View(nn.Module):
+        def forward(self, x):
+            return (x + 1)[:, :1].square()
+
+    x = torch.ones(4, 100, requires_grad=True)
+    assert saved_for_backward(View(), x).total == 4 * 400
+
+
+class Stashing(torch.autograd.Function):
+    """Keeps one tensor the documented way, and others as attributes of ctx."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        ctx.mask = x > 0
+        ctx.more = {"pair": (x * 2, x)}
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+def test_tensors_on_ctx_are_found():
+    class Model(nn.Module):
+        def forward(self, x):
+            return Stashing.apply(x)
+
+    saved = saved_for_backward(Model(), torch.ones(2, 6, requires_grad=True))
+    assert saved.by_module == {"": 4 * 12}
+    assert saved.on_ctx == 12 + 4 * 12  # a mask of bytes, x * 2; x is counted already
+    assert saved.total == 9 * 12
+
+
+def test_checkpointing_saves_the_input_alone():
+    class Checkpointed(nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x):
+            return checkpoint(self.inner, x, use_reentrant=False)
+
+    inner = nn.Sequential(nn.Linear(8, 64), nn.GELU(), nn.Linear(64, 8))
+    x = torch.ones(3, 8, requires_grad=True)
+    assert saved_for_backward(Checkpointed(inner), x).total <= 4 * 3 * 8
+    assert saved_for_backward(inner, x).total == 4 * 3 * (8 + 64 + 64)
+
+
+@pytest.mark.parametrize(
+    ("version", "size", "window", "published"), [("", 224, 7, 107), ("_v2", 256, 8, 181)]
+)
+def test_swin_tiny_of_timm(version, size, window, published):
+    """MB an image in fp32, as measured on real tensors; here without allocating any."""
+    module = pytest.importorskip(f"timm.models.swin_transformer{version}")
+    cls = module.SwinTransformerV2 if version else module.SwinTransformer
+    with torch.device("meta"):
+        model, x = cls(img_size=size, window_size=window), torch.empty(2, 3, size, size)
+    assert saved_for_backward(model, x).per_image / 1e6 == pytest.approx(published, rel=0.03)
+
+
+def test_meta_and_real_agree():
+    module = pytest.importorskip("timm.models.swin_transformer")
+    config = {
+        "img_size": 32,
+        "patch_size": 4,
+        "embed_dim": 24,
+        "depths": (2, 2),
+        "num_heads": (1, 2),
+        "window_size": 4,
+    }
+    real = module.SwinTransformer(**config)
+    with torch.device("meta"):
+        meta, x = module.SwinTransformer(**config), torch.empty(2, 3, 32, 32)
+    assert saved_for_backward(real, torch.zeros(2, 3, 32, 32)).total == saved_for_backward(meta, x).total
+
+
+def test_ledger_with_a_real_optimizer():
+    model = nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32))
+    model[0].bias.requires_grad_(False)
+    x = torch.ones(5, 8)
+    assumed = memory_ledger(model, x)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
+    model(x).sum().backward()
+    optimizer.step()
+    ledger = memory_ledger(model, x, optimizer=optimizer)
+    assert ledger.parameters == 4 * (8 * 32 + 32 + 64)
+    assert ledger.gradients == 4 * (8 * 32 + 64)
+    assert ledger.buffers == 4 * 64 + 8
+    steps = 4 * 3  # a step count for each trainable parameter
+    assert ledger.optimizer == assumed.optimizer + steps == 2 * ledger.gradients + steps
+    assert ledger.total == ledger.states + ledger.activations
+    assert "total" in ledger.table()
+
+
+def test_three_billion_parameters_with_adamw_are_48_gb():
+    """Swin V2, section 3.5: why the giant needs ZeRO."""
+    swin = pytest.importorskip("timm.models.swin_transformer_v2")
+    with torch.device("meta"):
+        giant = swin.SwinTransformerV2(
+            img_size=192, window_size=12, embed_dim=512, depths=(2, 2, 42, 4), num_heads=(16, 32, 64, 128)
+        )
+        ledger = memory_ledger(giant, torch.empty(1, 3, 192, 192))
+    assert isinstance(ledger, MemoryLedger)
+    assert ledger.states / 1e9 == pytest.approx(48, rel=0.01)
+
+
+def allocate(megabytes):
+    def step():
+        return torch.ones(megabytes * MB // 4).sum().item()
+
+    return step
+
+
+def test_peak_of_a_process_of_its_own():
+    peak = peak_memory(partial(allocate, 200))
+    assert 190 * MB < peak.rise < 240 * MB
+
+
+def test_a_local_function_cannot_travel():
+    with pytest.raises(ValueError, match="top level of a module"):
+        peak_memory(lambda: allocate(1))
