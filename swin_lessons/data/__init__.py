@@ -8,14 +8,20 @@ from swin_lessons.data.arrays import ImageArrays
 from swin_lessons.data.batches import Augment, TensorBatches
 from swin_lessons.data.catalogue import DataSpec, fetch, list_datasets, load_dataset
 from swin_lessons.data.files import DataError
+from swin_lessons.data.imagefolder import ImageFolder
+from swin_lessons.data.loaders import LoaderBatches
+from swin_lessons.data.loaders import LoaderBatches as loader_batches
 
 __all__ = [
     "Augment",
     "DataError",
     "DataSpec",
     "ImageArrays",
+    "ImageFolder",
+    "LoaderBatches",
     "TensorBatches",
     "fetch",
     "list_datasets",
     "load_dataset",
+    "loader_batches",
 ]

@@ -1,14 +1,14 @@
 """Batches that depend on (seed, epoch, step) alone, so that a killed run resumes with the very next batch."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swin_lessons.data.arrays import ImageArrays
 from swin_lessons.data.files import DataError
 from swin_lessons.data.pixels import fit_size, normalise
 
@@ -32,7 +32,10 @@ class Augment:
     """Random changes to a batch of images; every default is "off".
 
     Attributes:
-        shift: pad with zeros by this many px, then crop at random: moves the image up to `shift` px each way.
+        shift: pad with zeros by this many px, then crop at random: moves the image up to `shift` px each way
+            (sets held in memory).
+        crop_area: smallest and largest part of the image that a random crop keeps (image folders).
+        rand_augment: timm's RandAugment, such as "rand-m9-mstd0.5-inc1" (image folders); empty is off.
         flip: probability of a left-right flip.
         erase: probability of random erasing (Zhong et al., 2017, arXiv:1708.04896), filled with the mean.
         erase_area: smallest and largest erased part of the image.
@@ -42,6 +45,8 @@ class Augment:
     """
 
     shift: int = 0
+    crop_area: tuple[float, float] = (0.35, 1.0)
+    rand_augment: str = ""
     flip: float = 0.0
     erase: float = 0.0
     erase_area: tuple[float, float] = (0.02, 0.2)
@@ -55,10 +60,15 @@ class Augment:
         for name in ("shift", "mixup", "cutmix"):
             if getattr(self, name) < 0:
                 raise DataError(f"{name}={getattr(self, name)} must not be negative")
-        if not 0 < self.erase_area[0] <= self.erase_area[1] < 1:
-            raise DataError(
-                f"erase_area={self.erase_area} must be two parts of the image, 0 < small <= large < 1"
-            )
+        for name in ("erase_area", "crop_area"):
+            low, high = getattr(self, name)
+            if not 0 < low <= high <= 1:
+                raise DataError(f"{name}={(low, high)}: two parts of the image, 0 < small <= large <= 1")
+
+    @property
+    def changes(self) -> bool:
+        """Is anything switched on?"""
+        return self != Augment()
 
     @property
     def mixes(self) -> bool:
@@ -83,15 +93,15 @@ def augmentation(choice: Augment | str | None) -> Augment:
     raise DataError(f"augment={choice!r} is none of {', '.join(PRESETS)}, and no Augment(...)")
 
 
-class TensorBatches:
-    """The batches of one epoch of an in-memory set, by vectorised operations on whole batches.
+class EpochBatches:
+    """The batches of one epoch: which items each step gets. Subclasses say how items become a batch.
 
     Args:
-        dataset: an `ImageArrays`; batches come out on its device.
+        dataset: what the batches are made of.
         batch_size: images a batch; the last one may be smaller.
         shuffle: a new order each epoch, or the set's own.
         seed, epoch: with the step, all that a batch depends on.
-        augment: an `Augment`, a preset's name, or None for evaluation.
+        augment: an `Augment`, a preset's name ("light", ...), or None for evaluation.
         start_step: first step that iteration gives; to resume, the number of steps done.
         drop_last: leave out a last batch that is not full.
 
@@ -101,7 +111,7 @@ class TensorBatches:
 
     def __init__(
         self,
-        dataset: ImageArrays,
+        dataset: Any,
         batch_size: int,
         shuffle: bool = True,
         seed: int = 0,
@@ -110,8 +120,6 @@ class TensorBatches:
         start_step: int = 0,
         drop_last: bool = False,
     ) -> None:
-        if not hasattr(dataset, "images"):
-            raise DataError(f"{dataset} is not held in memory; use loader_batches(...) for it")
         if batch_size < 1:
             raise DataError(f"batch_size={batch_size} must be at least 1")
         self.dataset = dataset
@@ -126,33 +134,59 @@ class TensorBatches:
     def set_epoch(self, epoch: int) -> None:
         """Go to another epoch: new order, new augmentation."""
         self.epoch = epoch
-        order = epoch_order(len(self.dataset), self.shuffle, self.seed, epoch)
-        self.order = torch.from_numpy(order).to(self.dataset.images.device)
+        self.order = torch.from_numpy(epoch_order(len(self.dataset), self.shuffle, self.seed, epoch))
 
     def __len__(self) -> int:
         full, rest = divmod(len(self.dataset), self.batch_size)
         return full + (rest > 0 and not self.drop_last)
+
+    def indices(self, step: int) -> Tensor:
+        """The items of a step, int64 (B,)."""
+        if not 0 <= step < len(self):
+            raise IndexError(f"step {step} of an epoch of {len(self)} steps")
+        return self.order[step * self.batch_size : (step + 1) * self.batch_size]
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         for step in range(self.start_step, len(self)):
             yield self[step]
 
     def __getitem__(self, step: int) -> tuple[Tensor, Tensor]:
-        if not 0 <= step < len(self):
-            raise IndexError(f"step {step} of an epoch of {len(self)} steps")
-        chosen = self.order[step * self.batch_size : (step + 1) * self.batch_size]
-        images, labels = self.dataset.images[chosen], self.dataset.labels[chosen]
-        if self.augment == PRESETS["none"]:
-            return self.dataset.prepare(images), labels
-        return self._augmented(images, labels, random_stream(AUGMENT, self.seed, self.epoch, step))
+        raise NotImplementedError
 
-    def _augmented(self, images: Tensor, labels: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
-        data, augment = self.dataset, self.augment
+    def stream(self, step: int) -> np.random.Generator:
+        """Random numbers for the pixels of a step."""
+        return random_stream(AUGMENT, self.seed, self.epoch, step)
+
+
+class TensorBatches(EpochBatches):
+    """Batches of an `ImageArrays`, by vectorised operations on whole batches, on the set's device."""
+
+    def set_epoch(self, epoch: int) -> None:
+        if not hasattr(self.dataset, "images"):
+            raise DataError(f"{self.dataset} is not held in memory; use LoaderBatches for it")
+        if self.augment.rand_augment:
+            raise DataError("rand_augment works on image folders (LoaderBatches), not on sets held in memory")
+        super().set_epoch(epoch)
+        self.order = self.order.to(self.dataset.images.device)
+
+    def __getitem__(self, step: int) -> tuple[Tensor, Tensor]:
+        data, augment, chosen = self.dataset, self.augment, self.indices(step)
+        images, labels = data.images[chosen], data.labels[chosen]
+        if not augment.changes:
+            return data.prepare(images), labels
+        rng = self.stream(step)
         x = fit_size(images, data.size)
         x = random_flip(random_shift(x, augment.shift, rng), augment.flip, rng)
         x = normalise(x, data.mean, data.std)
-        x = random_erase(x, augment.erase, augment.erase_area, rng)
-        return mix(x, labels, data.num_classes, augment, rng) if augment.mixes else (x, labels)
+        return erase_and_mix(x, labels, data.num_classes, augment, rng)
+
+
+def erase_and_mix(
+    x: Tensor, labels: Tensor, num_classes: int, augment: Augment, rng: np.random.Generator
+) -> tuple[Tensor, Tensor]:
+    """The part of the augmentation that works on normalised images (B, C, H, W)."""
+    x = random_erase(x, augment.erase, augment.erase_area, rng)
+    return mix(x, labels, num_classes, augment, rng) if augment.mixes else (x, labels)
 
 
 def random_shift(x: Tensor, shift: int, rng: np.random.Generator) -> Tensor:
@@ -224,8 +258,3 @@ def mix(
     else:
         x = torch.lerp(x.flip(0), x, share)
     return x, torch.lerp(targets.flip(0), targets, share)
-
-
-def without_mixing(augment: Augment) -> Augment:
-    """The same augmentation with hard labels."""
-    return replace(augment, mixup=0.0, cutmix=0.0)

@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 from swin_lessons.data import cifar, digits, fashion_mnist, scenes
 from swin_lessons.data.arrays import ImageArrays
 from swin_lessons.data.files import DataError, sha256_of
+from swin_lessons.data.imagefolder import ImageFolder
 from swin_lessons.data.splits import hold_out
 
 SPLITS = ("train", "val", "test")
@@ -128,12 +129,18 @@ def _scenes(request: Request) -> ImageArrays:
     )
 
 
+def _image_folder(request: Request) -> ImageFolder:
+    settings = request.common | request.options
+    return ImageFolder(str(request.spec.path), request.split, skip_bad=request.skip_bad, **settings)
+
+
 BUILDERS: dict[str, Callable[[Request], Dataset]] = {
     "fashion-mnist": _fashion_mnist,
     "cifar10": _cifar(cifar.CIFAR10),
     "cifar100": _cifar(cifar.CIFAR100),
     "digits": _digits,
     "scenes": _scenes,
+    "imagefolder": _image_folder,
 }
 FETCHERS: dict[str, Callable[[Any], Path]] = {
     "fashion-mnist": fashion_mnist.fetch,
@@ -181,7 +188,7 @@ def load_dataset(
         DataError: what is wrong with the request or the files, and what to do about it.
     """
     spec = spec if isinstance(spec, DataSpec) else DataSpec.parse(spec)
-    if split not in SPLITS:
+    if split not in SPLITS and (split, spec.name) != ("all", "imagefolder"):
         raise DataError(f"split={split!r} is none of {', '.join(SPLITS)}")
     common = {"img_size": img_size, "in_chans": in_chans, "transform": transform}
     return BUILDERS[spec.name](Request(spec, split, root, download, skip_bad, common, options))
