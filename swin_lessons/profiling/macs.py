@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from swin_lessons.profiling.mac_formulas import FORMULAS, Formula
-from swin_lessons.profiling.running import RunningModules, storage_key
+from swin_lessons.profiling.running import module_names, running_module, storage_key
 
 __all__ = ["LayerMacs", "MacReport", "count_macs"]
 
@@ -131,7 +131,7 @@ def count_macs(
     size = _batched(input_size)
     model = getattr(model, "_orig_mod", model)  # look inside torch.compile's wrapper
     counter = _Counter(model, FORMULAS | dict(extra or {}))
-    with _eval_mode(model), _mha_slow_path(), torch.no_grad(), counter.running, counter:
+    with _eval_mode(model), _mha_slow_path(), torch.no_grad(), counter:
         model(_example(model, size))
     return MacReport(counter.rows(batch=size[0]), tuple(input_size))
 
@@ -147,7 +147,7 @@ class _Counter(TorchDispatchMode):
         super().__init__()
         self.model = model
         self.formulas = formulas
-        self.running = RunningModules(model)
+        self.names = module_names(model)
         self.found: dict[tuple[str, str], int] = {}
         self.owner = _owners(self.model)
         self.conv_map: tuple[int, ...] = ()  # (H, W) after the first convolution
@@ -166,7 +166,7 @@ class _Counter(TorchDispatchMode):
         kind, formula = self.formulas[func._overloadpacket]
         storages = [storage_key(a) for a in args if isinstance(a, Tensor)]
         weights = [self.owner[key] for key in storages if key in self.owner]
-        name = weights[-1] if weights else self.running.name
+        name = weights[-1] if weights else running_module(self.names)
         if kind == "attention" and weights:
             kind = "linear"  # a batched product with a weight, not of two activations
         if any(part in name.split(".") for part in CPB_NAMES):

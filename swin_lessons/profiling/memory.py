@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from swin_lessons.profiling.running import RunningModules, storage_key
+from swin_lessons.profiling.running import module_names, running_module, storage_key
 
 __all__ = ["MemoryLedger", "SavedTensors", "memory_ledger", "saved_for_backward"]
 
@@ -56,6 +56,7 @@ def saved_for_backward(model: nn.Module, x: Tensor, loss_fn: LossFn | None = Non
     """
     saved = SavedTensors(batch=x.shape[0])
     kept: dict[int, Any] = {}  # keeps storages alive, so that a key means one storage
+    names = module_names(model)
     known = {storage_key(t) for t in [*model.parameters(), *model.buffers()]}
 
     def size(tensor: Tensor) -> int:
@@ -70,10 +71,11 @@ def saved_for_backward(model: nn.Module, x: Tensor, loss_fn: LossFn | None = Non
 
     def pack(tensor: Tensor) -> Tensor:
         if new := size(tensor):
-            saved.by_module[running.name] = saved.by_module.get(running.name, 0) + new
+            name = running_module(names)
+            saved.by_module[name] = saved.by_module.get(name, 0) + new
         return tensor
 
-    with torch.enable_grad(), RunningModules(model) as running, saved_tensors_hooks(pack, lambda t: t):
+    with torch.enable_grad(), saved_tensors_hooks(pack, lambda t: t):
         loss = (loss_fn or _sum)(model(x))
     saved.on_ctx = sum(map(size, _tensors_on_ctx(loss)))
     return saved

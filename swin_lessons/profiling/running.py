@@ -1,43 +1,33 @@
-"""Which module of a model is running now: the way from an operation back to a layer's name."""
+"""From an operation back to the layer that runs it, without touching the model.
+
+Hooks would be simpler, but a model may choose another path when somebody watches its layers; ours does. So the
+caller's stack is read instead.
+"""
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any
+import sys
+from types import FrameType
 
 from torch import Tensor, nn
 
-__all__ = ["RunningModules", "storage_key"]
+__all__ = ["module_names", "running_module", "storage_key"]
 
 
-class RunningModules:
-    """A context that follows a model's forward pass; `.name` is the innermost running module."""
+def module_names(model: nn.Module) -> dict[int, str]:
+    """{id of a module: its qualified name}; the model itself is ""."""
+    return {id(module): name for name, module in model.named_modules()}
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self._stack = [""]
 
-    @property
-    def name(self) -> str:
-        """Qualified name, as in `model.get_submodule(name)`; "" is the model itself."""
-        return self._stack[-1]
-
-    def __enter__(self) -> RunningModules:
-        self._handles = []
-        for name, module in self.model.named_modules():
-            self._handles.append(module.register_forward_pre_hook(partial(self._enter, name)))
-            self._handles.append(module.register_forward_hook(self._leave, always_call=True))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for handle in self._handles:
-            handle.remove()
-
-    def _enter(self, name: str, *_: Any) -> None:
-        self._stack.append(name)
-
-    def _leave(self, *_: Any) -> None:
-        self._stack.pop()
+def running_module(names: dict[int, str]) -> str:
+    """Name of the innermost module of `names` on the call stack: the nearest caller with it as `self`."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = names.get(id(frame.f_locals.get("self")))
+        if name is not None:
+            return name
+        frame = frame.f_back
+    return ""
 
 
 def storage_key(tensor: Tensor) -> int | None:
