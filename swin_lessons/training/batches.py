@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -24,8 +25,8 @@ def parse_augment(text: str) -> Augment:
     if "=" not in text:
         return augmentation(text)
     try:
-        pairs = [part.split("=") for part in text.split(",")]
-        return Augment(**{name.strip(): float(value) for name, value in pairs})  # type: ignore[arg-type]
+        pairs = (part.split("=") for part in text.split(","))
+        return Augment(**{name.strip(): json.loads(value) for name, value in pairs})
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"augment={text!r} ({error}): write a preset, or fields such as 'shift=2,flip=0.5'"

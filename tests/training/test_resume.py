@@ -1,0 +1,146 @@
+"""A run killed with SIGKILL and resumed equals one that was never stopped, bit for bit."""
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from training_small import small_config, small_model, small_set
+
+from swin_lessons.training import CheckpointError, History, list_checkpoints, read_tensors, train
+from swin_lessons.training.loop import Run
+
+SCRIPT = Path(__file__).with_name("killable.py")
+
+
+MOMENTS = [
+    "step-1",  # before anything is saved
+    "step-8",  # in the second epoch, after a checkpoint
+    "micro-6",  # between two micro-batches
+    "write-3",  # a checkpoint or kept weights half written
+    "rename-7",  # written, not renamed
+    "log-5",  # half a line in a log
+]
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory) -> Path:
+    """A folder of runs, each killed at its moment and then resumed, by one process of its own."""
+    folder = tmp_path_factory.mktemp("killed")
+    command = [sys.executable, str(SCRIPT), *(str(folder / moment) for moment in MOMENTS)]
+    subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=300, check=True)
+    return folder
+
+
+def rows_without_time(path: Path) -> list[dict[str, str]]:
+    rows = list(csv.DictReader(path.open()))
+    return [{name: text for name, text in row.items() if name != "seconds"} for row in rows]
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    for log in ("metrics.csv", "evals.csv"):
+        assert rows_without_time(one / log) == rows_without_time(other / log)
+    for weights in ("last.safetensors", "best.safetensors"):
+        first, second = read_tensors(one / weights)[0], read_tensors(other / weights)[0]
+        assert first.keys() == second.keys()
+        assert all(torch.equal(first[name], second[name]) for name in first)
+    names = [[path.name for path in list_checkpoints(folder / "checkpoints")] for folder in (one, other)]
+    assert names[0] == names[1]
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory) -> Path:
+    """The run that was never stopped, in this process."""
+    folder = tmp_path_factory.mktemp("straight")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    train(small_model(), small_set(), small_set(16, seed=1), small_config(), folder)
+    torch.set_num_threads(before)
+    return folder
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_killed_run_ends_as_if_it_had_not_been(killed, straight, moment):
+    assert (killed / moment / "statuses").read_text() == f"{-signal.SIGKILL} 0"
+    assert_same_run(killed / moment, straight)
+
+
+def test_every_step_can_be_the_last_before_a_stop(tmp_path, straight, monkeypatch):
+    """Stop after each of the 12 steps in turn, by an exception in place of a signal: quick, so exhaustive."""
+    for stop in range(1, 12):
+        folder = tmp_path / str(stop)
+        with monkeypatch.context() as patch:
+            _stop_after(patch, stop)
+            with pytest.raises(InterruptedError):
+                train(small_model(), small_set(), small_set(16, seed=1), small_config(), folder)
+        train(small_model(), small_set(), small_set(16, seed=1), small_config(), folder, resume=True)
+        assert_same_run(folder, straight)
+
+
+def _stop_after(patch, stop: int) -> None:
+    original = Run._after_step
+
+    def stopping(self, epoch, bar):
+        original(self, epoch, bar)
+        if self.state.step == stop:
+            raise InterruptedError
+
+    patch.setattr(Run, "_after_step", stopping)
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path, straight):
+    train(small_model(), small_set(), small_set(16, seed=1), small_config(), tmp_path)
+    model = small_model(3)
+    history = train(model, small_set(), small_set(16, seed=1), small_config(), tmp_path, resume=True)
+    assert_same_run(tmp_path, straight)
+    assert len(history.steps) == 12
+    final = read_tensors(straight / "last.safetensors")[0]
+    assert all(torch.equal(tensor, final[name]) for name, tensor in model.state_dict().items())
+
+
+def test_resume_reads_the_newest_checkpoint_not_the_model_it_is_given(tmp_path):
+    config = small_config(save_every=6)
+    train(small_model(), small_set(), None, config, tmp_path)
+    other = small_model(99)
+    train(other, small_set(), None, config, tmp_path, resume=True)
+    final = read_tensors(tmp_path / "last.safetensors")[0]
+    assert all(torch.equal(tensor, final[name]) for name, tensor in other.state_dict().items())
+
+
+def test_an_old_run_is_not_overwritten(tmp_path):
+    train(small_model(), small_set(), None, small_config(steps=2), tmp_path)
+    with pytest.raises(FileExistsError, match="resume it, or choose another folder"):
+        train(small_model(), small_set(), None, small_config(steps=2), tmp_path)
+
+
+def test_another_configuration_is_refused_and_bookkeeping_is_not(tmp_path):
+    train(small_model(), small_set(), None, small_config(), tmp_path)
+    with pytest.raises(CheckpointError, match=r"another run.*lr: 0\.01, 0\.02"):
+        train(small_model(), small_set(), None, small_config(lr=2e-2), tmp_path, resume=True)
+    train(small_model(), small_set(), None, small_config(keep=1, log_every=5), tmp_path, resume=True)
+
+
+def test_another_data_set_is_refused(tmp_path):
+    train(small_model(), small_set(), None, small_config(), tmp_path)
+    with pytest.raises(CheckpointError, match="images: 40, 44"):
+        train(small_model(), small_set(44), None, small_config(), tmp_path, resume=True)
+
+
+def test_another_model_is_refused(tmp_path):
+    train(small_model(), small_set(), None, small_config(), tmp_path)
+    wider = small_model()
+    wider.mlp[0] = torch.nn.Linear(16, 64)
+    wider.mlp[2] = torch.nn.Linear(64, 16)
+    with pytest.raises(CheckpointError, match=r"another model: 3 tensors differ.*mlp\.0\.bias"):
+        train(wider, small_set(), None, small_config(), tmp_path, resume=True)
+
+
+def test_history_reads_back(straight):
+    history = History.read(straight)
+    assert history.column("step") == list(range(1, 13))
+    assert history.column("step", of="evals") == [4, 8, 12]
+    assert history.best["top1"] == max(history.column("top1", of="evals"))
