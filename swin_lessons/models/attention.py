@@ -1,0 +1,292 @@
+"""Window attention of Swin V1 and V2, with the shift inside: a map goes in, a map comes out.
+
+`forward` is the textbook path: pad, roll, cut, attend, put back. `forward_rows` gives the same numbers on rows that
+already lie in window order; a stage uses it in eager mode.
+"""
+
+import math
+from typing import Literal, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from .fast import is_symbolic, linear, window_attention
+from .layout import RowLayout, kind_masks
+from .windows import (
+    Size,
+    cyclic_shift,
+    fit_window,
+    pad_to_windows,
+    relative_coords_table,
+    relative_position_index,
+    shift_mask,
+    window_partition,
+    window_reverse,
+)
+
+Attention = Literal["auto", "reference", "sdpa"]
+
+
+def softmax(scores: Tensor) -> Tensor:
+    """Softmax over keys; half precisions are summed in fp32."""
+    if scores.dtype in (torch.float16, torch.bfloat16):
+        return scores.softmax(-1, dtype=torch.float32).to(scores.dtype)
+    return scores.softmax(-1)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor | None, drop: float = 0.0) -> Tensor:
+    """Explicit attention in windows: three `(B, num_windows, num_heads, N, head_dim)` -> the same shape.
+
+    `bias` is `(num_heads, N, N)`; `mask` is `(num_windows, N, N)`, True where a query may see a key. q is scaled.
+    """
+    scores = q @ k.transpose(-2, -1) + bias
+    if mask is not None:
+        scores = scores.masked_fill(~mask[:, None], torch.finfo(scores.dtype).min)
+    return F.dropout(softmax(scores), drop, training=drop > 0) @ v
+
+
+def attend_sdpa(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor | None, drop: float = 0.0
+) -> Tensor:
+    """`attend` by PyTorch's fused operation; windows and heads share an axis, so one bias serves the batch."""
+    _, num_windows, num_heads, N, head_dim = q.shape
+    bias = bias.to(q.dtype).expand(num_windows, -1, -1, -1)
+    if mask is not None:
+        bias = bias.masked_fill(~mask[:, None], torch.finfo(bias.dtype).min)
+    q, k, v = (t.reshape(-1, num_windows * num_heads, N, head_dim) for t in (q, k, v))
+    out = F.scaled_dot_product_attention(q, k, v, bias.reshape(1, -1, N, N), dropout_p=drop, scale=1.0)
+    return out.reshape(-1, num_windows, num_heads, N, head_dim)
+
+
+class WindowAttention(nn.Module):
+    """Multi-head self-attention in shifted windows with a relative position bias (Swin V1).
+
+    Source: arXiv:2103.14030, equation 4. Parameters are named as in timm.
+
+    Args:
+        dim: channels C; `num_heads` must divide it.
+        window_size: (h, w) of a window, in tokens.
+        shift_size: how far windows are rolled, in tokens; (0, 0) for regular windows.
+        window_chunk: attend to so many windows of an image at a time on the readable path (0: all at once).
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        window_size: Size,
+        shift_size: Size = (0, 0),
+        *,
+        pretrained_window_size: Size = (0, 0),
+        qkv_bias: bool = True,
+        attn_drop: float = 0.0,
+        proj_drop: float = 0.0,
+        attention: Attention = "auto",
+        window_chunk: int = 0,
+    ):
+        super().__init__()
+        self.num_heads = num_heads
+        self.scale = (dim // num_heads) ** -0.5
+        self.window_size, self.shift_size = window_size, shift_size
+        self.pretrained_window_size = pretrained_window_size
+        self.input_size: Size = window_size  # the map's size, which FX tracing needs; the model sets it
+        self.attention, self.window_chunk, self.attn_drop = attention, window_chunk, attn_drop
+        self._make_parameters(dim, qkv_bias)
+        self.proj = nn.Linear(dim, dim)
+        self.proj_drop = nn.Dropout(proj_drop)
+        self.register_buffer("folded_bias", None, persistent=False)
+        self._folded_from: tuple = ()
+        self.register_load_state_dict_post_hook(lambda module, _: module.fold())
+
+    # --- what V1 and V2 do differently ---
+
+    def _make_parameters(self, dim: int, qkv_bias: bool) -> None:
+        rows = (2 * self.window_size[0] - 1) * (2 * self.window_size[1] - 1)
+        self.relative_position_bias_table = nn.Parameter(torch.zeros(rows, self.num_heads))
+        self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
+
+    def reset_position(self) -> None:
+        """Initialise what places tokens: the bias table."""
+        nn.init.trunc_normal_(self.relative_position_bias_table, std=0.02)
+
+    def relative_position_bias(self, window: Size) -> Tensor:
+        """`(num_heads, N, N)` for this window, which may be smaller than the one of the table."""
+        table = self.relative_position_bias_table
+        index = relative_position_index(window, self.window_size, table.device)
+        return table[index].permute(2, 0, 1)
+
+    def _bias_parameters(self) -> list[Tensor]:
+        return [self.relative_position_bias_table]
+
+    def _qkv_bias(self) -> Tensor | None:
+        return self.qkv.bias
+
+    def scale_qk(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Prepare queries and keys so that their dot product is the attention logit."""
+        return q * self.scale, k
+
+    def _row_scale(self) -> Tensor | float:
+        return self.scale
+
+    # --- the readable path ---
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`(B, H, W, C)` -> `(B, H, W, C)` for any H and W: pad, roll, cut into windows, attend, undo."""
+        H, W = self.input_size if is_symbolic(x) else x.shape[1:3]
+        window, shift = fit_window((H, W), self.window_size, self.shift_size)
+        Hp, Wp = H + -H % window[0], W + -W % window[1]  # padded
+        mask = None if shift == (0, 0) else shift_mask(Hp, Wp, window, shift, x.device)
+        windows = window_partition(cyclic_shift(pad_to_windows(x, window), shift), window)
+        num_windows = (Hp // window[0]) * (Wp // window[1])
+        windows = self.attend_windows(windows, window, num_windows, mask)
+        x = window_reverse(windows, window, Hp, Wp)
+        return cyclic_shift(x, (-shift[0], -shift[1]))[:, :H, :W]
+
+    def attend_windows(self, x: Tensor, window: Size, num_windows: int, mask: Tensor | None = None) -> Tensor:
+        """Attention within each window: `(B * num_windows, N, C)` -> the same; `mask` as in `attend`."""
+        N, C = window[0] * window[1], x.shape[-1]
+        qkv = self.project_qkv(x).reshape(-1, num_windows, N, 3, self.num_heads, C // self.num_heads)
+        q, k, v = qkv.permute(3, 0, 1, 4, 2, 5).unbind(0)  # each (B, num_windows, num_heads, N, head_dim)
+        q, k = self.scale_qk(q, k)
+        bias = self.current_bias(window)
+        x = self._attend_chunks(q, k, v, bias.to(q.dtype), mask)
+        x = x.transpose(2, 3).reshape(-1, N, C)
+        return self.proj_drop(self.proj(x))
+
+    def project_qkv(self, x: Tensor) -> Tensor:
+        """`(..., C)` -> `(..., 3C)`: queries, keys and values, each head by head."""
+        return self.qkv(x)
+
+    def _attend_chunks(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor | None) -> Tensor:
+        core = attend_sdpa if self.attention == "sdpa" else attend
+        drop = self.attn_drop if self.training else 0.0
+        step = self.window_chunk
+        if not step or is_symbolic(q) or q.shape[1] <= step:
+            return core(q, k, v, bias, mask, drop)
+        parts = []
+        for i in range(0, q.shape[1], step):  # sequential attention, Swin V2 section 3.5
+            part = slice(i, i + step)
+            args = (q[:, part], k[:, part], v[:, part], bias, None if mask is None else mask[part], drop)
+            parts.append(
+                checkpoint(core, *args, use_reentrant=False) if torch.is_grad_enabled() else core(*args)
+            )
+        return torch.cat(parts, dim=1)
+
+    # --- the fast path ---
+
+    def forward_rows(self, rows: Tensor, layout: RowLayout, window: Size, shift: Size) -> Tensor:
+        """The same attention for `(M, C)` rows that lie in the order of `layout`."""
+        qkv = linear(rows, self.qkv.weight, self._qkv_bias())
+        bias = self._kind_bias(window, shift)
+        out = window_attention(qkv, bias, self._row_scale(), layout.groups, self.num_heads)
+        return self.proj_drop(linear(out, self.proj.weight, self.proj.bias))
+
+    def _kind_bias(self, window: Size, shift: Size) -> Tensor:
+        """The bias with the mask of each kind of window in it: `(1 or 4, num_heads, N, N)`."""
+        bias = self.current_bias(window)
+        if shift == (0, 0):
+            return bias[None]
+        across = kind_masks(window, shift, bias.device)  # (4, N, N)
+        return bias.expand(4, -1, -1, -1).masked_fill(across[:, None], -torch.inf)
+
+    # --- a constant bias for inference ---
+
+    def current_bias(self, window: Size) -> Tensor:
+        """The folded bias where it is valid, else the bias worked out from the parameters."""
+        if self.training or self.folded_bias is None or window != self.window_size:
+            return self.relative_position_bias(window)
+        parameters = self._bias_parameters()
+        if torch.is_grad_enabled() and any(p.requires_grad for p in parameters):
+            return self.relative_position_bias(window)
+        if not torch.compiler.is_compiling() and self._folded_from != _versions(parameters):
+            return self.relative_position_bias(window)
+        return self.folded_bias
+
+    @torch.no_grad()
+    def fold(self) -> None:
+        """Work out the bias once for inference. `eval()`, `load_state_dict` and `to` do this by themselves."""
+        parameters = self._bias_parameters()
+        self.folded_bias, self._folded_from = None, ()
+        if not self.training and not any(p.is_meta or p.is_inference() for p in parameters):
+            self.folded_bias = self.relative_position_bias(self.window_size).contiguous()
+            self._folded_from = _versions(parameters)
+
+    def train(self, mode: bool = True):
+        super().train(mode)
+        self.fold()
+        return self
+
+    def _apply(self, fn, recurse=True):
+        super()._apply(fn, recurse)
+        self.fold()
+        return self
+
+    def extra_repr(self) -> str:
+        return f"window_size={self.window_size}, shift_size={self.shift_size}, num_heads={self.num_heads}"
+
+
+def _versions(parameters: list[Tensor]) -> tuple:
+    """Changes whenever a parameter is written in place or replaced."""
+    return tuple((p.data_ptr(), -1 if p.is_inference() else p._version) for p in parameters)
+
+
+class WindowAttentionV2(WindowAttention):
+    """Scaled cosine attention with a log-spaced continuous position bias (Swin V2).
+
+    Source: arXiv:2111.09883, equations 2 to 4. Cosines and the bias are worked out in fp32 at least.
+
+    Args (beside those of `WindowAttention`):
+        pretrained_window_size: the window that normalises coordinates; 0 for `window_size` itself.
+    """
+
+    def _make_parameters(self, dim: int, qkv_bias: bool) -> None:
+        self.logit_scale = nn.Parameter(torch.full((self.num_heads, 1, 1), math.log(10)))
+        self.cpb_mlp = nn.Sequential(
+            nn.Linear(2, 512), nn.ReLU(inplace=True), nn.Linear(512, self.num_heads, bias=False)
+        )
+        self.qkv = nn.Linear(dim, 3 * dim, bias=False)
+        self.q_bias = nn.Parameter(torch.zeros(dim)) if qkv_bias else None
+        self.v_bias = nn.Parameter(torch.zeros(dim)) if qkv_bias else None
+
+    def reset_position(self) -> None:
+        """Initialise what places tokens: nothing, since `cpb_mlp` is made of linear layers."""
+
+    def relative_position_bias(self, window: Size) -> Tensor:
+        weight = cast(Tensor, self.cpb_mlp[0].weight)
+        trained, own = self.pretrained_window_size, self.window_size
+        reference = (trained[0] or own[0], trained[1] or own[1])
+        high = torch.float64 if weight.dtype == torch.float64 else torch.float32
+        with torch.autocast(weight.device.type, enabled=False):
+            coords = relative_coords_table(window, reference, weight.device, high)
+            table = 16 * self._cpb(coords).sigmoid()
+        index = relative_position_index(window, None, weight.device)
+        return table[index].permute(2, 0, 1)
+
+    def _cpb(self, coords: Tensor) -> Tensor:
+        """The small network from coordinates to biases, in the precision of the coordinates."""
+        first, last = cast(nn.Linear, self.cpb_mlp[0]), cast(nn.Linear, self.cpb_mlp[2])
+        if first.weight.dtype == coords.dtype:
+            return self.cpb_mlp(coords)
+        hidden = F.relu(F.linear(coords, first.weight.to(coords.dtype), first.bias.to(coords.dtype)))
+        return F.linear(hidden, last.weight.to(coords.dtype))
+
+    def _bias_parameters(self) -> list[Tensor]:
+        return list(self.cpb_mlp.parameters())
+
+    def _qkv_bias(self) -> Tensor | None:
+        if self.q_bias is None or self.v_bias is None:
+            return None
+        return torch.cat((self.q_bias, torch.zeros_like(self.q_bias), self.v_bias))  # keys have no bias
+
+    def project_qkv(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.qkv.weight, self._qkv_bias())
+
+    def _row_scale(self) -> Tensor:
+        return self.logit_scale.clamp(max=math.log(100)).exp()
+
+    def scale_qk(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        high = torch.float64 if q.dtype == torch.float64 else torch.float32
+        unit_q, unit_k = (F.normalize(t.to(high), dim=-1) for t in (q, k))
+        return (unit_q * self._row_scale()).to(q.dtype), unit_k.to(k.dtype)

@@ -1,0 +1,37 @@
+"""Trained weights by name: the book's micro zoo on disk, timm's checkpoints over the network."""
+
+import os
+from pathlib import Path
+
+from torch import nn
+
+from .checkpoints.hub import fetch_pretrained
+from .weights import load_weights
+
+ENVIRONMENT = "SWIN_LESSONS_ZOO"
+
+
+def zoo_folder() -> Path:
+    """Where the micro zoo lies: `$SWIN_LESSONS_ZOO`, or `book/results/zoo` of the checkout this package is in."""
+    chosen = os.environ.get(ENVIRONMENT)
+    return Path(chosen) if chosen else Path(__file__).parents[2] / "book" / "results" / "zoo"
+
+
+def load_pretrained(model: nn.Module, name: str) -> None:
+    """Fill a freshly built model with the trained weights of its name.
+
+    A classifier of another size keeps its fresh weights; everything else must fit.
+
+    Raises:
+        FileNotFoundError: no weights of that name are here, or the network cannot be reached.
+    """
+    if "_micro_" in name:
+        path = zoo_folder() / f"{name}.safetensors"
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"no weights {path}: run from a checkout of the book, set {ENVIRONMENT} to the folder that "
+                f"holds {name}.safetensors, or train it with `swin-lessons train --model {name}`"
+            )
+    else:
+        path = fetch_pretrained(name)
+    load_weights(model, path, strict=False)
