@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from swin_lessons import __version__
-from swin_lessons.data import load_dataset
+from swin_lessons.data import DataSpec, load_dataset
+from swin_lessons.data.folders import find_split
 from swin_lessons.data.splits import hold_out
 from swin_lessons.models import create_model
 from swin_lessons.training import EvalResult, TrainConfig, evaluate, read_tensors, seed_everything, train
@@ -139,8 +140,9 @@ def load_splits(
     def load(split: str) -> Any:
         return load_dataset(spec, split=split, img_size=img_size, in_chans=in_chans, **options)
 
-    if spec.startswith("imagefolder"):
-        return {"train": load("train"), "val": load("val")}
+    if path := DataSpec.parse(spec).path:
+        tested = find_split(path, "test")[0] != find_split(path, "val")[0]
+        return {split: load(split) for split in ("train", "val", "test")[: 2 + tested]}
     train_set, test_set = load("train"), load("test")
     held = torch.from_numpy(hold_out(train_set.labels.numpy(), VAL_FRACTION))
     return {"train": train_set.subset(~held), "val": train_set.subset(held), "test": test_set}

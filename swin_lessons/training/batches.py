@@ -17,7 +17,7 @@ Batch = tuple[Tensor, Tensor]
 
 
 def parse_augment(text: str) -> Augment:
-    """An `Augment` from a preset's name, or from fields: "shift=2,flip=0.5".
+    """An `Augment` from a preset's name, or from fields: "shift=2,flip=0.5,crop_area=0.6:1".
 
     Raises:
         ValueError: neither a preset nor known fields with numbers.
@@ -26,11 +26,21 @@ def parse_augment(text: str) -> Augment:
         return augmentation(text)
     try:
         pairs = (part.split("=") for part in text.split(","))
-        return Augment(**{name.strip(): json.loads(value) for name, value in pairs})
+        return Augment(**{name.strip(): _value(value.strip()) for name, value in pairs})
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"augment={text!r} ({error}): write a preset, or fields such as 'shift=2,flip=0.5'"
         ) from error
+
+
+def _value(text: str) -> Any:
+    """A number, a pair "low:high" of numbers, or the text itself."""
+    if ":" in text:
+        return tuple(map(_value, text.split(":")))
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
 
 
 def in_memory(dataset: Any) -> bool:

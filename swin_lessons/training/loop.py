@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from swin_lessons.training.batches import batch_stream, steps_per_epoch
+from swin_lessons.training.batches import batch_stream, parse_augment, steps_per_epoch
 from swin_lessons.training.checkpoint import (
     FOLDER,
     TrainState,
@@ -99,6 +99,7 @@ class Run:
     ) -> None:
         self.train_set, self.val_set, self.config, self.folder = train_set, val_set, config, folder
         self.about = {**about, "train": config.to_dict()}
+        parse_augment(config.augment)  # a bad name is an error before anything is written
         self.device = next(model.parameters()).device
         self.per_epoch = steps_per_epoch(train_set, config)
         self.total = config.total_steps(self.per_epoch)

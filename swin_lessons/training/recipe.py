@@ -16,7 +16,7 @@ FEWEST_STEPS = 200  # a folder of some thirty images still gets this many
 
 
 def recipe(model: nn.Module, train_set: Any, *, from_scratch: bool = True, **changes: Any) -> TrainConfig:
-    """Choose a `TrainConfig`; `changes` are fields that the user chose.
+    """Choose a `TrainConfig`; `changes` are fields that the user chose, None where the choice is left to us.
 
     Narrow models (under 96 channels) trained from scratch get Glorot's initialisation and a large rate; wide
     ones a smaller rate; fine-tuning a tenth of that. Precision is bf16 where the hardware has it.

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from training_small import small_config, small_model, small_set
 
+from swin_lessons.data import Augment
 from swin_lessons.training import (
     TrainConfig,
     TrainingDiverged,
@@ -177,6 +178,9 @@ def test_an_unwritable_folder_is_named(tmp_path):
 def test_augmentation_by_name_or_fields():
     assert parse_augment("light").flip == 0.5
     assert parse_augment("shift=3, flip=0.25").shift == 3
+    assert parse_augment("crop_area=0.5:1,rand_augment=rand-m9") == Augment(
+        crop_area=(0.5, 1), rand_augment="rand-m9"
+    )
     with pytest.raises(ValueError, match=r"twist"):
         parse_augment("twist=1")
     with pytest.raises(ValueError, match=r"augment='heavy'"):

@@ -1,0 +1,65 @@
+"""The command as a whole: help without PyTorch, error texts, exit statuses."""
+
+import subprocess
+import sys
+
+import pytest
+
+from swin_lessons import __version__
+from swin_lessons.cli import build_parser, command_modules, main
+
+COMMANDS = command_modules()
+
+
+def test_help_does_not_import_pytorch():
+    code = (
+        "import sys\nfrom swin_lessons.cli import main\n"
+        "try: main(['train', '--help'])\nexcept SystemExit: pass\n"
+        "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "usage: swin-lessons train" in done.stdout
+
+
+def test_module_runs_as_the_command():
+    command = [sys.executable, "-m", "swin_lessons", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == f"swin-lessons {__version__}\n"
+
+
+def test_every_module_is_a_command():
+    assert {"data", "doctor", "train"} <= set(COMMANDS)
+    text = build_parser().format_help()
+    assert all(name in text for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_reads_like_a_page(name, capsys):
+    with pytest.raises(SystemExit) as done:
+        main([name, "--help"])
+    page = capsys.readouterr().out
+    assert done.value.code == 0
+    assert "examples:" in page
+    assert f"swin-lessons {name}" in page.split("examples:")[1]
+    assert max(map(len, page.splitlines())) <= 110
+
+
+def test_expected_errors_are_one_line_with_status_2(capsys):
+    assert main(["train", "--model", "swin_micro_fmnis", "--data", "digits"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("swin-lessons train: there is no model 'swin_micro_fmnis'; did you mean")
+    assert error.count("\n") == 1
+
+
+def test_traceback_on_request():
+    with pytest.raises(ValueError, match="there is no model"):
+        main(["--traceback", "train", "--model", "no", "--data", "digits"])
+
+
+def test_bugs_keep_their_traceback(monkeypatch):
+    from swin_lessons.cli import doctor
+
+    monkeypatch.setattr(doctor, "extras", lambda: 1 / 0 if False else [].undefined)
+    with pytest.raises(AttributeError):
+        main(["doctor"])

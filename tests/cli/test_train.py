@@ -1,0 +1,130 @@
+"""`swin-lessons train` on a user's folder: from a command line to weights, and every way it can go wrong."""
+
+import json
+
+import pytest
+import torch
+from PIL import Image
+
+from swin_lessons.cli import main
+from swin_lessons.models import create_model
+from swin_lessons.training import History, read_tensors
+
+
+def train_args(photos, out, *more):
+    data = f"imagefolder:{photos}"
+    return ["train", "--model", "swin_micro_fmnist", "--data", data, "--out", str(out), *more]
+
+
+def test_own_folder_gives_a_model_of_its_classes(photos, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert main(train_args(photos, out, "--steps", "3")) == 0
+    printed = capsys.readouterr().out
+    assert "val top-1" in printed
+    assert "cat" in printed
+    tensors, metadata = read_tensors(out / "best.safetensors")
+    about = json.loads(metadata["about"])
+    assert about["classes"] == ["cat", "dog"]
+    assert about["model_kwargs"] == {"img_size": 32, "in_chans": 3, "num_classes": 2}
+    model = create_model(about["model"], **about["model_kwargs"])
+    model.load_state_dict(tensors)
+    assert json.loads((out / "results.json").read_text())["count"] == 2
+    assert {path.name for path in out.iterdir()} == {
+        "config.json", "metrics.csv", "evals.csv", "checkpoints",
+        "best.safetensors", "last.safetensors", "results.json",
+    }  # fmt: skip
+
+
+def test_resume_goes_on_and_repeats_the_recipe(photos, tmp_path):
+    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
+    options = (
+        "--steps",
+        "4",
+        "--save-every",
+        "1",
+        "--keep",
+        "9",
+        "--drop-path",
+        "0.2",
+        "--augment",
+        "flip=0.5",
+    )
+    assert main(train_args(photos, straight, *options)) == 0
+    assert main(train_args(photos, stopped, *options)) == 0
+    for step in (3, 4):  # as if it had been stopped after step 2
+        (stopped / "checkpoints" / f"step-{step:08d}.safetensors").unlink()
+    assert main(train_args(photos, stopped, "--resume")) == 0
+    one, other = (read_tensors(folder / "last.safetensors")[0] for folder in (straight, stopped))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert History.read(straight).column("loss") == History.read(stopped).column("loss")
+
+
+def test_eval_only_changes_nothing_but_the_results(photos, tmp_path, capsys):
+    out = tmp_path / "run"
+    main(train_args(photos, out, "--steps", "2"))
+    before = (out / "best.safetensors").read_bytes()
+    capsys.readouterr()
+    assert main(train_args(photos, out, "--eval-only")) == 0
+    assert "val top-1" in capsys.readouterr().out
+    assert (out / "best.safetensors").read_bytes() == before
+
+
+def expect_error(capsys, arguments, *parts, status=2):
+    assert main(arguments) == status
+    error = capsys.readouterr().err
+    assert error.startswith("swin-lessons train: ")
+    for part in parts:
+        assert part in error
+
+
+def test_errors_about_the_folder(photos, tmp_path, capsys):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    expect_error(capsys, train_args(empty, tmp_path / "run"), str(empty), "class folders")
+    expect_error(capsys, train_args(tmp_path / "nowhere", tmp_path / "run"), "does not exist")
+    for path in (photos / "dog").iterdir():
+        path.unlink()
+    (photos / "dog").rmdir()
+    expect_error(capsys, train_args(photos, tmp_path / "run"), "one class, 'cat'", "at least two")
+
+
+def test_a_truncated_image_is_named_and_skipped_only_when_asked(photos, tmp_path, capsys):
+    bad = photos / "cat" / "bad.png"
+    bad.write_bytes((photos / "cat" / "0.png").read_bytes()[:200])
+    expect_error(capsys, train_args(photos, tmp_path / "run"), str(bad))
+    with pytest.warns(UserWarning, match="bad"):
+        assert main(train_args(photos, tmp_path / "run", "--steps", "1", "--skip-bad")) == 0
+
+
+def test_too_small_an_image_is_named(photos, tmp_path, capsys):
+    Image.new("RGB", (2, 2)).save(photos / "cat" / "dot.png")
+    expect_error(capsys, train_args(photos, tmp_path / "run"), "dot.png")
+
+
+def test_errors_about_the_run_folder(photos, tmp_path, capsys):
+    out = tmp_path / "run"
+    expect_error(capsys, train_args(photos, out, "--resume"), "holds no run", "without --resume")
+    main(train_args(photos, out, "--steps", "1"))
+    expect_error(capsys, train_args(photos, out), "holds a run already", "resume")
+    expect_error(capsys, train_args(photos, out, "--resume", "--lr", "0.5"), "another run", "lr: ")
+    other = ["train", "--model", "deit_micro_fmnist", "--data", f"imagefolder:{photos}", "--out", str(out)]
+    expect_error(capsys, [*other, "--resume"], "swin_micro_fmnist, not deit_micro_fmnist")
+    (tmp_path / "file").write_text("")
+    expect_error(capsys, train_args(photos, tmp_path / "file" / "run"), "cannot write in")
+
+
+def test_errors_about_the_recipe(photos, tmp_path, capsys):
+    out = tmp_path / "run"
+    expect_error(capsys, train_args(photos, out, "--lr", "-1"), "TrainConfig.lr is -1.0")
+    expect_error(capsys, train_args(photos, out, "--augment", "twist=1"), "twist")
+    assert not out.exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_cuda_where_there_is_none(photos, tmp_path, capsys):
+    expect_error(capsys, train_args(photos, tmp_path / "run", "--device", "cuda"), "--device cpu")
+
+
+def test_a_diverging_run_stops_with_its_step(photos, tmp_path, capsys):
+    options = "--steps", "40", "--lr", "1e30", "--clip-norm", "1e30", "--warmup", "0", "--precision", "fp32"
+    expect_error(capsys, train_args(photos, tmp_path / "run", *options), "at step ", "smaller lr", status=1)
