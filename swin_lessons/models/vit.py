@@ -186,6 +186,7 @@ class VisionTransformer(nn.Module):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.config = config
+        self.features_only = config.features_only
         self.num_classes = 0 if config.features_only else config.num_classes
         self.distilled_training = False
         self.out_indices = _out_indices(config)
@@ -274,7 +275,7 @@ class VisionTransformer(nn.Module):
         return features
 
     def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor] | list[Tensor]:
-        if self.config.features_only:
+        if self.features_only:
             return self.forward_pyramid(x)
         return self.forward_head(self.forward_tokens(x))
 
@@ -301,7 +302,7 @@ class VisionTransformer(nn.Module):
 
     def reset_classifier(self, num_classes: int) -> None:
         """Fresh head(s) for `num_classes` classes, on the same device and dtype; 0 removes them."""
-        if self.config.features_only:
+        if self.features_only:
             raise ValueError("a features_only model has no classifier: build it with features_only=False")
         self.num_classes = num_classes
         self.config = replace(self.config, num_classes=num_classes)
@@ -320,15 +321,15 @@ class VisionTransformer(nn.Module):
 
     @property
     def num_layers(self) -> int:
-        """How many learning-rate groups `layer_id` makes: stem, one a block, norm and heads."""
-        return self.config.depth + 2
+        """Blocks in all: `layer_id` runs from 0 (stem) to `num_layers + 1` (norm and heads)."""
+        return self.config.depth
 
     def layer_id(self, name: str) -> int:
-        """Depth of a parameter for layer-wise learning-rate decay: 0 (stem) to num_layers - 1 (heads)."""
+        """Depth of a parameter for layer-wise learning-rate decay: 0 stem, then blocks, then heads."""
         if name.startswith("blocks."):
             return int(name.split(".")[1]) + 1
         if name.split(".")[0] in ("norm", "head", "head_dist"):
-            return self.num_layers - 1
+            return self.num_layers + 1
         return 0
 
     @property

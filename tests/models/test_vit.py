@@ -166,8 +166,8 @@ def test_groups_for_the_optimiser():
     ids = {name: model.layer_id(name) for name, _ in model.named_parameters()}
     assert ids["pos_embed"] == ids["patch_embed.proj.weight"] == ids["dist_token"] == 0
     assert ids["blocks.2.mlp.fc1.bias"] == 3
-    assert ids["norm.weight"] == ids["head_dist.bias"] == model.num_layers - 1
-    assert set(ids.values()) == set(range(model.num_layers))
+    assert ids["norm.weight"] == ids["head_dist.bias"] == model.num_layers + 1
+    assert set(ids.values()) == set(range(model.num_layers + 2))
 
 
 def test_reset_classifier():
