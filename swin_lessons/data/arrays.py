@@ -52,12 +52,13 @@ class ImageArrays(Dataset):
         pixels = torch.as_tensor(images)
         pixels = pixels.unsqueeze(1) if pixels.ndim == 3 else pixels
         self.name = name
-        self.in_chans = in_chans or pixels.shape[1]
+        self.in_chans = pixels.shape[1] if in_chans is None else in_chans
         self.images = to_channels(pixels, self.in_chans)
         self.labels = torch.as_tensor(labels).long()
         self.classes = list(classes)
         self.num_classes = len(self.classes)
-        self.size = to_pair(img_size or (pixels.shape[-2], pixels.shape[-1]))
+        own_size = pixels.shape[-2], pixels.shape[-1]
+        self.size = to_pair(own_size if img_size is None else img_size)
         self.mean = torch.tensor(stats_to_channels(mean, self.in_chans))
         self.std = torch.tensor(stats_to_channels(std, self.in_chans))
         self.transform = transform

@@ -114,9 +114,7 @@ def _digits(request: Request) -> ImageArrays:
 
 
 def _scenes(request: Request) -> ImageArrays:
-    options = dict(request.options)
-    chosen = {key: options.pop(key) for key in ("length", "seed", "config") if key in options}
-    images, labels = scenes.load_arrays(request.split, **chosen)
+    images, labels = scenes.load_arrays(request.split, **request.options)
     return ImageArrays(
         images,
         labels,
@@ -125,7 +123,6 @@ def _scenes(request: Request) -> ImageArrays:
         std=scenes.STD,
         name=f"scenes ({request.split})",
         **request.common,
-        **options,
     )
 
 

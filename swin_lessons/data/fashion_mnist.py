@@ -5,6 +5,7 @@ Learning Algorithms", 2017 (arXiv:1708.07747), MIT licence.
 """
 
 import gzip
+import math
 import shutil
 import subprocess
 import zlib
@@ -72,12 +73,15 @@ def read_idx(data: bytes, source: object = "data") -> np.ndarray:
         raise DataError(f"{source} is not an IDX file: it starts with {data[:4].hex(' ') or 'nothing'}")
     if data[2] != 0x08:
         raise DataError(f"{source} holds IDX type 0x{data[2]:02x}; only unsigned bytes (0x08) are read")
-    ndim = data[3]
-    shape = tuple(int(n) for n in np.frombuffer(data[4 : 4 + 4 * ndim], dtype=">u4"))
-    values = len(data) - 4 - 4 * ndim
-    if len(shape) != ndim or values != np.prod(shape, dtype=np.int64):
-        raise DataError(f"{source} is cut short or too long: header says {shape}, {values} values follow")
-    return np.frombuffer(data, dtype=np.uint8, offset=4 + 4 * ndim).reshape(shape)
+    header = 4 + 4 * data[3]
+    if len(data) < header:
+        raise DataError(f"{source} is cut short: {len(data)} bytes, where the header alone has {header}")
+    shape = np.frombuffer(data[4:header], dtype=">u4").tolist()
+    if len(data) - header != math.prod(shape):
+        raise DataError(
+            f"{source} is cut short or too long: the header says {shape}, {len(data) - header} values follow"
+        )
+    return np.frombuffer(data, dtype=np.uint8, offset=header).reshape(shape)
 
 
 def load_arrays(split: str, root=None, allow_download: bool = True) -> tuple[np.ndarray, np.ndarray]:

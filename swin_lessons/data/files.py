@@ -2,8 +2,8 @@
 
 import errno
 import hashlib
+import http.client
 import os
-import shutil
 import tempfile
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator
@@ -102,7 +102,7 @@ def download(url: str, path: Path, sha256: str | None = None, timeout: float = 3
     """
     try:
         response = urllib.request.urlopen(url, timeout=timeout)
-    except OSError as error:
+    except (OSError, http.client.HTTPException) as error:
         raise DataError(f"cannot download {url}: {error}") from error
     with response, open(path, "wb") as file:
         _copy(response, file, url)
@@ -114,15 +114,8 @@ def _copy(response, file, url: str) -> None:
     while True:
         try:
             chunk = response.read(CHUNK)
-        except (OSError, ValueError) as error:
+        except (OSError, http.client.HTTPException) as error:
             raise DataError(f"the download of {url} broke off: {error}") from error
         if not chunk:
             return
         file.write(chunk)
-
-
-def free_bytes(folder: Path) -> int:
-    """Bytes free on the file system that holds `folder` (or its nearest parent that exists)."""
-    while not folder.exists():
-        folder = folder.parent
-    return shutil.disk_usage(folder).free

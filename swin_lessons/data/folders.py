@@ -12,8 +12,10 @@ from pathlib import Path
 from swin_lessons.data.files import DataError
 from swin_lessons.data.images import BadImage
 
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
-EXTENSIONS += (".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".avif")
+EXTENSIONS = (
+    *(".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff"),
+    *(".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".avif"),
+)
 SPLIT_FOLDERS = {
     "train": ("train", "training"),
     "val": ("val", "valid", "validation", "test"),

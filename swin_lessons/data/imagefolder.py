@@ -32,7 +32,7 @@ class ImageFolder(Dataset):
         path: the folder; `folders.find_split` says what it may look like.
         split: "train", "val" or "test"; "all" is every image of a folder that has no parts.
         img_size: side of what is handed out, px, or (H, W); default 224.
-        in_chans: 1 (grey), 3 (RGB, the default) or 4 (RGB, alpha); `images.read_image` says how files convert.
+        in_chans: 1 (grey), 3 (RGB, the default) or 4 (RGB, alpha); `images.read_image` says how.
         transform: called with the Pillow image; replaces sizing and normalisation.
         skip_bad: leave out images that cannot be used, with a warning that counts and names them; otherwise
             they are an error. Reads every image once, whole, at the start; else folders up to 256 MB only.
@@ -66,7 +66,7 @@ class ImageFolder(Dataset):
     ) -> None:
         pillow()
         self.name = f"imagefolder:{path} ({split})"
-        self.size = to_pair(img_size or IMG_SIZE)
+        self.size = to_pair(IMG_SIZE if img_size is None else img_size)
         self.in_chans = 3 if in_chans is None else in_chans
         check_in_chans(self.in_chans)
         self.min_size = min_size or max(4, min(self.size) // 16)

@@ -161,7 +161,7 @@ class Draws:
         count = int(np.prod(shape))
         chosen = self.rows[:, self.used : self.used + count]
         self.used += count
-        return low + (high - low) * chosen.reshape(-1, *shape)
+        return low + (high - low) * chosen.reshape(len(chosen), *shape)
 
 
 def _render(
