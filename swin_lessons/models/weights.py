@@ -62,6 +62,7 @@ def load_weights(
     plan = Plan(backbone, target, LoadReport(layout, skipped=skipped), class_map)
     plan.make(place_dense_norms(state, target), trained_windows(metadata, content))
     plan.check(origin, strict)
+    plan.note_unfilled()
     backbone.load_state_dict(plan.values, strict=False, assign=any(p.is_meta for p in target.values()))
     if plan.report.nonfinite:
         warnings.warn(f"{origin}: NaN or infinity in {short(plan.report.nonfinite)}", stacklevel=2)

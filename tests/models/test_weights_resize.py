@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from weights_small import SMALL, images, official, randomise, swin, timm_swin
+from weights_small import SMALL, images, official, randomise, swin, timm_swin, transformers_swin
 
 from swin_lessons.models.checkpoints.resize import fit_channels, fit_patch, square_window
 from swin_lessons.models.swin import SwinTransformer
@@ -92,6 +92,21 @@ def test_official_configuration_names_the_reference_windows():
     (note,) = load_weights(swin(2), checkpoint).notes
     assert "windows [[12, 12], [6, 6]]" in note
     assert load_weights(swin(2, pretrained_window_sizes=(12, 6)), checkpoint).notes == []
+
+
+def test_transformers_configuration_names_the_reference_windows(tmp_path):
+    theirs = transformers_swin(2)
+    theirs.config.pretrained_window_sizes = [12, 6]
+    theirs.save_pretrained(tmp_path)
+    (note,) = load_weights(swin(2), tmp_path).notes
+    assert "pretrained_window_size=(12, 6)" in note
+    assert load_weights(swin(2, pretrained_window_sizes=(12, 6)), tmp_path).notes == []
+
+
+@pytest.mark.parametrize("config", [{"MODEL": 3}, {"lr": 1}, "text", {"MODEL": {"TYPE": "swin"}}])
+def test_other_configurations_do_no_harm(config):
+    checkpoint = {"model": official(swin(2, seed=5)), "config": config}
+    assert load_weights(swin(2), checkpoint).notes == []
 
 
 def test_absolute_position_embedding():
@@ -239,6 +254,15 @@ def test_a_model_on_the_meta_device_becomes_real(version):
     load_weights(ours.double().eval(), theirs.state_dict())
     assert not any(p.is_meta for p in ours.parameters())
     torch.testing.assert_close(ours(images()), theirs(images()))
+
+
+def test_what_stays_on_the_meta_device_is_noted():
+    theirs = swin(seed=5)
+    with torch.device("meta"):
+        ours = SwinTransformer(theirs.config)
+    state = {name: value for name, value in theirs.state_dict().items() if not name.startswith("head")}
+    (note,) = load_weights(ours, state).notes
+    assert "on the meta device: head.fc.weight, head.fc.bias" in note
 
 
 @pytest.mark.filterwarnings("error")

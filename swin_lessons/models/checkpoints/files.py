@@ -29,7 +29,7 @@ STAND_INS: list[Any] = [(OrderedDict, "yacs.config.CfgNode"), (Settings, "argpar
 
 
 def read_file(path: str | os.PathLike) -> tuple[Mapping[str, Any], dict[str, str]]:
-    """Everything in a weight file, and its metadata (safetensors only).
+    """Everything in a weight file, and its metadata: those of safetensors, and a config.json in its folder.
 
     `path` is a .safetensors file, a file of torch.save, or a folder of transformers' save_pretrained.
 
@@ -38,10 +38,12 @@ def read_file(path: str | os.PathLike) -> tuple[Mapping[str, Any], dict[str, str
         ValueError: the file is damaged, of an unknown kind, or a pickle with code in it.
     """
     file = _find(Path(path))
+    beside = _config_of(Path(path))
     if file.suffix == ".safetensors":
-        return _read_safetensors(file)
+        tensors, metadata = _read_safetensors(file)
+        return tensors, metadata | beside
     if file.suffix in PICKLES:
-        return _read_pickle(file), {}
+        return _read_pickle(file), beside
     raise ValueError(f"{file}: unknown kind {file.suffix!r}; weights come as {', '.join(SUFFIXES)}")
 
 
@@ -52,6 +54,11 @@ def _find(path: Path) -> Path:
             return file
     wanted = " or ".join(str(file) for file in candidates)
     raise FileNotFoundError(f"no weights at {wanted}: check the path, or pass a state dict")
+
+
+def _config_of(path: Path) -> dict[str, str]:
+    config = path / "config.json"
+    return {"config.json": config.read_text(encoding="utf-8")} if config.is_file() else {}
 
 
 def _read_safetensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .layouts import State
-from .report import LoadReport, WeightsError
+from .report import LoadReport, WeightsError, short
 from .resize import Misfit, fit
 from .windows import Size, model_windows, stage_window
 
@@ -115,6 +115,14 @@ class Plan:
             self.report.notes.append(
                 f"V2 positions were trained relative to windows {theirs}, the model uses {ours}: "
                 f"build it with pretrained_window_size={tuple(h for h, _ in theirs)}"
+            )
+
+    def note_unfilled(self) -> None:
+        """Tell which parameters stay on the meta device, without any values."""
+        unfilled = [name for name, param in self.target.items() if param.is_meta and name not in self.values]
+        if unfilled:
+            self.report.notes.append(
+                f"still without values, on the meta device: {short(unfilled)}. Build the model on a real device"
             )
 
     def check(self, origin: str, strict: bool) -> None:

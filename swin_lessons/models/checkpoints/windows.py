@@ -28,25 +28,38 @@ def model_windows(model: nn.Module) -> dict[str, list]:
 
 
 def trained_windows(metadata: Mapping[str, str], content: Mapping[str, Any]) -> dict[str, list]:
-    """What a checkpoint says about its windows: our metadata, or the configuration in an official file."""
+    """What a checkpoint says about its windows: our metadata, or the configuration in or beside it."""
     keys = ("window_sizes", "reference_windows")
     found = {key: json.loads(metadata[key]) for key in keys if key in metadata}
-    return found or _official_windows(content.get("config"))
+    try:
+        beside = json.loads(metadata.get("config.json", "{}"))
+        return found or _official_windows(content.get("config")) or _transformers_windows(beside)
+    except (KeyError, TypeError, ValueError):
+        return {}  # a configuration of another kind
 
 
 def _official_windows(config: Any) -> dict[str, list]:
     """Windows from the configuration that Microsoft's V2 training stores beside its weights."""
-    try:
-        model, size = config["MODEL"], int(config["DATA"]["IMG_SIZE"])
-        swin = model["SWINV2"]
-        if model["TYPE"] not in ("swinv2", "swin_v2"):
-            return {}
-        grids = [size // int(swin["PATCH_SIZE"]) >> i for i in range(len(swin["DEPTHS"]))]
-        windows = [min(int(swin["WINDOW_SIZE"]), grid) for grid in grids]
-        pretrained = swin.get("PRETRAINED_WINDOW_SIZES") or [0] * len(windows)
-    except (KeyError, TypeError, ValueError):
-        return {}  # no configuration, or another one
-    reference = [int(p) or w for p, w in zip(pretrained, windows, strict=True)]
+    if not isinstance(config, Mapping) or config["MODEL"]["TYPE"] not in ("swinv2", "swin_v2"):
+        return {}
+    swin, size = config["MODEL"]["SWINV2"], config["DATA"]["IMG_SIZE"]
+    pretrained = swin.get("PRETRAINED_WINDOW_SIZES")
+    return _windows(size, swin["PATCH_SIZE"], swin["WINDOW_SIZE"], len(swin["DEPTHS"]), pretrained)
+
+
+def _transformers_windows(config: Mapping[str, Any]) -> dict[str, list]:
+    """Windows from the config.json that transformers writes beside its weights."""
+    if config.get("model_type") != "swinv2":
+        return {}
+    pretrained = config.get("pretrained_window_sizes")
+    stages = len(config["depths"])
+    return _windows(config["image_size"], config["patch_size"], config["window_size"], stages, pretrained)
+
+
+def _windows(size: int, patch: int, window: int, stages: int, pretrained: Any) -> dict[str, list]:
+    """Square windows of each stage, none larger than its map, and the ones that normalise coordinates."""
+    windows = [min(int(window), int(size) // int(patch) >> i) for i in range(stages)]
+    reference = [int(p) or w for p, w in zip(pretrained or [0] * stages, windows, strict=True)]
     return {"window_sizes": [[w, w] for w in windows], "reference_windows": [[r, r] for r in reference]}
 
 
