@@ -1,5 +1,8 @@
 """Names to data sets."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -79,3 +82,25 @@ def test_unknown_option_is_not_swallowed():
 def test_fetch_refuses_what_is_not_fetched():
     with pytest.raises(DataError, match="'digits' is not fetched"):
         fetch("digits")
+
+
+BARE = """
+import sys
+for name in ("PIL", "torchvision", "timm", "sklearn", "matplotlib"):
+    sys.modules[name] = None  # as if not installed
+from swin_lessons.data import DataError, TensorBatches, load_dataset
+print(TensorBatches(load_dataset("scenes", length=4), 2)[0][0].shape)
+for spec in ("digits", "imagefolder:/tmp"):
+    try:
+        load_dataset(spec)
+    except DataError as error:
+        print(error)
+"""
+
+
+def test_works_without_the_extras_and_names_the_missing_one():
+    done = subprocess.run([sys.executable, "-c", BARE], capture_output=True, text=True, check=True)
+    shape, digits, folder = done.stdout.splitlines()
+    assert shape == "torch.Size([2, 3, 64, 64])"
+    assert "pip install scikit-learn" in digits
+    assert 'pip install "swin-lessons[vision]"' in folder
