@@ -133,7 +133,11 @@ def summary(result: dict[str, Any]) -> str:
         for r in result["saved_for_backward"]
         if "bar" in r
     ]
-    return "\n".join(["Bars: speed over timm's, and bytes over timm's", *lines])
+    return (
+        "\n".join(["Bars: speed over timm's, and bytes over timm's", *lines])
+        if lines
+        else "No bar among these cases"
+    )
 
 
 def line(what: str, who: str, value: float, row: dict[str, Any], relation: str) -> str:

@@ -84,13 +84,15 @@ class Comparison:
 
     def table(self) -> str:
         """Plain text: one line a contestant."""
-        head = f"{'':24s}{'median ms':>11s}{'IQR ms':>9s}{'CPU ms':>9s}{'ratio':>8s}{'faster':>9s}"
-        return "\n".join([head, *(self._line(name) for name in self.timings)])
+        head = "".join(
+            f"{title:>11s}" for title in ("median ms", "IQR ms", "CPU ms", "ratio", "CPU ratio", "faster")
+        )
+        return "\n".join([f"{'':24s}{head}", *(self._line(name) for name in self.timings)])
 
     def _line(self, name: str) -> str:
         t, faster = self.timings[name], self.speedup(name)
-        times = f"{t.median * 1e3:11.2f}{t.iqr * 1e3:9.2f}{t.median_cpu * 1e3:9.2f}"
-        return f"{name:24s}{times}{1 / faster:8.3f}{faster:8.2f}x"
+        times = f"{t.median * 1e3:11.2f}{t.iqr * 1e3:11.2f}{t.median_cpu * 1e3:11.2f}"
+        return f"{name:24s}{times}{1 / faster:11.3f}{self.ratio(name, 'cpu'):11.3f}{faster:10.2f}x"
 
 
 class Timer:

@@ -82,7 +82,15 @@ def test_result_is_json_and_printable(clock):
     assert values["timings"]["other"]["ratio"] == pytest.approx(0.8)
     assert values["timings"]["other"]["ratio_cpu"] == pytest.approx(0.4)
     assert values["timings"]["other"]["samples"].keys() == {"wall", "cpu"}
-    assert result.table().splitlines()[2].split() == ["other", "800.00", "0.00", "400.00", "0.800", "1.25x"]
+    assert result.table().splitlines()[2].split() == [
+        "other",
+        "800.00",
+        "0.00",
+        "400.00",
+        "0.800",
+        "0.400",
+        "1.25x",
+    ]
 
 
 def test_spread():
