@@ -33,3 +33,19 @@ def profile() -> str:
 def by_profile(*, ci: T, cpu: T, gpu: T) -> T:
     """The value that belongs to this machine's profile: `epochs = by_profile(ci=1, cpu=8, gpu=30)`."""
     return {"ci": ci, "cpu": cpu, "gpu": gpu}[profile()]
+
+
+def keep_freed_memory() -> bool:
+    """Tell glibc to keep the memory that tensors give back, instead of returning it to the system each time.
+
+    Otherwise every large activation is mapped anew, page by page, which costs Swin-T about 5 % of a training
+    step on a CPU. It holds for this process until it ends. Returns whether the C library took it; those other than glibc do not.
+    """
+    import ctypes
+
+    mmap_max, trim_threshold = -4, -1  # M_MMAP_MAX, M_TRIM_THRESHOLD of malloc.h
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):
+        return False
+    return bool(mallopt(mmap_max, 0) and mallopt(trim_threshold, 2**31 - 1))

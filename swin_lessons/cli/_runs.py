@@ -16,9 +16,11 @@ from torch import nn
 from swin_lessons import __version__
 from swin_lessons.data import DataSpec, load_dataset
 from swin_lessons.data.folders import find_split
+from swin_lessons.data.pixels import to_pair
 from swin_lessons.data.splits import hold_out
 from swin_lessons.models import create_model
 from swin_lessons.training import EvalResult, TrainConfig, evaluate, read_tensors, seed_everything, train
+from swin_lessons.training.batches import in_memory
 from swin_lessons.training.files import write_text
 from swin_lessons.training.recipe import recipe
 
@@ -72,61 +74,46 @@ def prepare(args: argparse.Namespace, overrides: dict[str, Any]) -> Job:
     """From the command line to a `Job`; a run to resume or evaluate is read from its config.json."""
     folder = args.out or Path("runs") / re.sub(r"[^\w.-]+", "-", f"{args.model}-{args.data}")
     pretrained_only = args.eval_only and args.pretrained
-    kept = read_config(folder, args) if args.resume or (args.eval_only and not pretrained_only) else None
-    wish = kept["model_kwargs"] if kept else wished_input(args)
-    splits = load_splits(
-        args.data,
-        root=args.root,
-        img_size=wish["img_size"],
-        in_chans=wish["in_chans"],
-        skip_bad=args.skip_bad,
-    )
-    kwargs = kept["model_kwargs"] if kept else fitted(wish, splits["train"])
-    seed_everything(overrides.get("seed", 0))
-    model = create_model(args.model, pretrained=args.pretrained and not kept, **kwargs).to(
-        pick_device(args.device)
-    )
-    config = choose_config(kept, model, splits["train"], overrides, from_scratch=not args.pretrained)
-    about = describe(args, kwargs, splits["train"])
+    kept = read_config(folder, args) if args.resume or (args.eval_only and not pretrained_only) else {}
+    kwargs = kept.get("model_kwargs") or wished_input(args)
+    device = pick_device(args.device)
+    sizes = {name: kwargs[name] for name in ("img_size", "in_chans")}
+    splits = load_splits(args.data, root=args.root, skip_bad=args.skip_bad, **sizes)
+    splits = {name: on_device(dataset, device) for name, dataset in splits.items()}
+    train_set = splits["train"]
+    kwargs = {**kwargs, "in_chans": train_set.in_chans, "num_classes": train_set.num_classes}
+    pretrained = kept.get("pretrained", args.pretrained)
+    seed_everything(overrides.get("seed", kept.get("train", {}).get("seed", 0)))
+    model = create_model(args.model, pretrained=pretrained, **kwargs).to(device)
+    if kept:
+        config = TrainConfig.from_dict(kept["train"] | overrides)
+    else:
+        augment = "none" if args.data == "digits" else "flip=0.5"  # a mirrored digit is none
+        config = recipe(model, train_set, from_scratch=not pretrained, **{"augment": augment} | overrides)
+    about = {
+        "model": args.model, "model_kwargs": kwargs, "data": args.data, "pretrained": pretrained,
+        "classes": list(train_set.classes), "mean": train_set.mean.tolist(), "std": train_set.std.tolist(),
+        "versions": {"swin_lessons": __version__, "torch": torch.__version__},
+    }  # fmt: skip
     return Job(model, splits, config, folder, about, pretrained_only)
 
 
 def wished_input(args: argparse.Namespace) -> dict[str, Any]:
     """Image size and window as asked for, else the model's; channels None where the data decide."""
     with torch.device("meta"):
-        own = create_model(args.model).config
-    size = args.img_size or (own.img_size if isinstance(own.img_size, int) else own.img_size[0])
-    wish = {"img_size": size, "in_chans": own.in_chans if args.pretrained else None}
-    wish |= {"window_size": args.window_size} if args.window_size else {}
-    return wish | ({"drop_path_rate": args.drop_path} if args.drop_path else {})
+        own: Any = create_model(args.model).config
+    wish = {
+        "img_size": args.img_size or to_pair(own.img_size)[0],
+        "in_chans": own.in_chans if args.pretrained else None,
+        "window_size": args.window_size,
+        "drop_path_rate": args.drop_path or None,
+    }
+    return {name: value for name, value in wish.items() if value is not None or name == "in_chans"}
 
 
-def fitted(wish: dict[str, Any], dataset: Any) -> dict[str, Any]:
-    """Arguments of `create_model` for the images and classes of a data set."""
-    return {**wish, "in_chans": dataset.in_chans, "num_classes": dataset.num_classes}
-
-
-def choose_config(
-    kept: dict[str, Any] | None,
-    model: nn.Module,
-    train_set: Any,
-    overrides: dict[str, Any],
-    from_scratch: bool,
-) -> TrainConfig:
-    """The kept run's configuration, or a recipe, with the user's changes."""
-    if kept:
-        return TrainConfig.from_dict(kept["train"] | overrides)
-    return recipe(model, train_set, from_scratch=from_scratch, **overrides)
-
-
-def describe(args: argparse.Namespace, kwargs: dict[str, Any], dataset: Any) -> dict[str, Any]:
-    """What whoever finds the weights needs to use them."""
-    stats = {name: getattr(dataset, name).tolist() for name in ("mean", "std") if hasattr(dataset, name)}
-    software = {"swin_lessons": __version__, "torch": torch.__version__}
-    return {
-        "model": args.model, "model_kwargs": kwargs, "data": args.data, "classes": list(dataset.classes),
-        **stats, "pretrained": args.pretrained, "versions": software,
-    }  # fmt: skip
+def on_device(dataset: Any, device: torch.device) -> Any:
+    """A set held in memory moves to the device whole; others send their batches."""
+    return dataset.to(device) if in_memory(dataset) else dataset
 
 
 def load_splits(

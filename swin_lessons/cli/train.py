@@ -84,7 +84,9 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from swin_lessons.cli import _runs
+    from swin_lessons.runtime import keep_freed_memory
 
+    keep_freed_memory()
     if args.threads:
         torch.set_num_threads(args.threads)
     job = _runs.prepare(args, overrides(args))

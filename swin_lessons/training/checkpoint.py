@@ -123,14 +123,13 @@ _DELETE = "Delete it to go on from the checkpoint before it"
 def _crc32(tensors: Mapping[str, Tensor]) -> str:
     value = 0
     for name in sorted(tensors):
-        value = zlib.crc32(
-            tensors[name].reshape(-1).view(torch.uint8).numpy(), zlib.crc32(name.encode(), value)
-        )
+        value = zlib.crc32(_bytes(tensors[name]), zlib.crc32(name.encode(), value))
     return f"{value:08x}"
 
 
-def _bytes(tensor: Tensor) -> memoryview:
-    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+def _bytes(tensor: Tensor) -> Any:
+    """The tensor's memory as a buffer; NumPy has no bfloat16, but bytes it has."""
+    return tensor.reshape(-1).view(torch.uint8).numpy()
 
 
 def _tensors(state: TrainState) -> dict[str, Tensor]:

@@ -27,19 +27,29 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file whole."""
-    with atomic_write(path) as part:
+    """Write a text file whole. Raises OSError with the remedy."""
+    with naming_remedy(path), atomic_write(path) as part:
         part.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def naming_remedy(path: Path) -> Iterator[None]:
+    """Turn an OSError within into one that names the file and says what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(
+            f"cannot write {path}: {error.strerror or error}. Free space there or choose another folder; files "
+            "written before are intact, so a run can be resumed"
+        ) from error
 
 
 def make_folder(path: Path) -> None:
     """Make a folder and make sure that files can be written there. Raises OSError that names it."""
-    try:
+    with naming_remedy(path):
         path.mkdir(parents=True, exist_ok=True)
-        write_text(path / "probe", "")
-        (path / "probe").unlink()
-    except OSError as error:
-        raise OSError(f"cannot write in {path}: {error.strerror}. Choose another output folder") from error
+    write_text(path / "probe", "")
+    (path / "probe").unlink()
 
 
 def remove_parts(folder: Path) -> None:

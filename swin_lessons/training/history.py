@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from swin_lessons.training.files import write_text
+from swin_lessons.training.files import naming_remedy, write_text
 
 STEP_COLUMNS = ("step", "epoch", "lr", "loss", "grad_norm", "seconds")
 EVAL_COLUMNS = ("step", "epoch", "loss", "top1", "top5", "seconds")
@@ -26,8 +26,8 @@ class CsvLog:
         self.waiting.append(",".join(repr(row[name]) for name in self.columns) + "\n")
 
     def flush(self) -> None:
-        """Write the waiting rows and force them to disk."""
-        with self.path.open("a", encoding="utf-8", newline="") as file:
+        """Write the waiting rows and force them to disk. Raises OSError with the remedy."""
+        with naming_remedy(self.path), self.path.open("a", encoding="utf-8", newline="") as file:
             file.writelines(self.waiting)
             file.flush()
             os.fsync(file.fileno())

@@ -110,7 +110,9 @@ def test_errors_about_the_run_folder(photos, tmp_path, capsys):
     other = ["train", "--model", "deit_micro_fmnist", "--data", f"imagefolder:{photos}", "--out", str(out)]
     expect_error(capsys, [*other, "--resume"], "swin_micro_fmnist, not deit_micro_fmnist")
     (tmp_path / "file").write_text("")
-    expect_error(capsys, train_args(photos, tmp_path / "file" / "run"), "cannot write in")
+    expect_error(
+        capsys, train_args(photos, tmp_path / "file" / "run"), "cannot write", "choose another folder"
+    )
 
 
 def test_errors_about_the_recipe(photos, tmp_path, capsys):

@@ -171,7 +171,7 @@ def test_fewer_images_than_a_batch(tmp_path):
 
 def test_an_unwritable_folder_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match=r"cannot write in .*file.*Choose another output folder"):
+    with pytest.raises(OSError, match=r"cannot write .*file.*choose another folder"):
         train(small_model(), small_set(), None, small_config(), tmp_path / "file" / "run")
 
 
