@@ -16,6 +16,14 @@ CHUNK = 1 << 20  # bytes read at a time
 class DataError(ValueError):
     """Data are missing, damaged or do not fit. The message names the value and the remedy."""
 
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))
+
+
+def printable(text: str) -> str:
+    """Text that any terminal and file takes: bytes of a file name that are no UTF-8 are spelled out."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
 
 class WriteError(DataError):
     """A folder cannot be written to, or its disk is full."""

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from swin_lessons.data.files import DataError
+from swin_lessons.data.files import DataError, printable
 from swin_lessons.data.images import BadImage
 
 EXTENSIONS = (
@@ -216,4 +216,4 @@ def count_copies(files: Sequence[Path], labels: Sequence[int]) -> int:
 def name_some(items: Sequence[str], separator: str = ", ") -> str:
     """The first ten, and how many more there are."""
     more = f"{separator}and {len(items) - NAMED} more" if len(items) > NAMED else ""
-    return separator.join(items[:NAMED]) + more
+    return printable(separator.join(items[:NAMED]) + more)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from swin_lessons.data import folders
-from swin_lessons.data.files import DataError
+from swin_lessons.data.files import DataError, printable
 from swin_lessons.data.images import BadImage, check_in_chans, pillow, read_image
 from swin_lessons.data.pixels import normalise, stats_to_channels, to_pair
 from swin_lessons.data.splits import hold_out
@@ -74,9 +74,10 @@ class ImageFolder(Dataset):
         self.mean, self.std = (torch.tensor(_stats(stats, self.in_chans)) for stats in (MEAN, STD))
         root = Path(path).expanduser()
         folder, shared = folders.find_split(root, split)
-        self.classes = folders.class_names(folders.find_split(root, "train")[0])
-        self.num_classes = len(self.classes)
-        self._collect(folder, skip_bad)
+        names = folders.class_names(folders.find_split(root, "train")[0])
+        self.classes = [printable(name) for name in names]
+        self.num_classes = len(names)
+        self._collect(folder, names, skip_bad)
         if shared or split == "train":
             folders.refuse_empty(folder, self.classes, self.labels.tolist())
         if shared and split != "all":
@@ -84,9 +85,9 @@ class ImageFolder(Dataset):
         if not self.files:
             raise DataError(f"{root} leaves no images for split {split!r}: add images, at least two a class")
 
-    def _collect(self, folder: Path, skip_bad: bool) -> None:
+    def _collect(self, folder: Path, names: list[str], skip_bad: bool) -> None:
         """Find the image files; decode them once where that is asked for or quick."""
-        self.files, labels, self.report = folders.scan(folder, self.classes)
+        self.files, labels, self.report = folders.scan(folder, names)
         self.labels = torch.tensor(labels, dtype=torch.int64)
         faults = folders.find_faults(self.files, self._read, everything=skip_bad)
         if faults is None:

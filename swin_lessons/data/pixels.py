@@ -1,5 +1,7 @@
 """Pixels to model input: channels, size, normalisation. All on (..., C, H, W) tensors of values 0..255."""
 
+from numbers import Integral
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -12,8 +14,8 @@ MAX_MARGIN = 2  # px a side that are filled with zeros instead of resizing
 
 def to_pair(size: int | tuple[int, int]) -> tuple[int, int]:
     """An image size as (H, W), whether given as one number or two; refuses sizes below 1."""
-    pair = (size, size) if isinstance(size, int) else tuple(size)
-    if len(pair) != 2 or min(pair) < 1:
+    pair = tuple(size) if isinstance(size, tuple | list) else (size, size)
+    if len(pair) != 2 or not all(isinstance(side, Integral) and side > 0 for side in pair):
         raise DataError(f"img_size={size!r} must be one positive number of pixels, or (height, width)")
     return int(pair[0]), int(pair[1])
 

@@ -302,6 +302,9 @@ def test_image_arrays_refuse_what_does_not_fit():
         ImageArrays(images[:0], [], ["a"], **fine)
     with pytest.raises(DataError, match="img_size=0"):
         ImageArrays(images, [0, 1, 0], ["a", "b"], img_size=0, **fine)
+    for size in ("32", 4.5, (8, 8, 8)):
+        with pytest.raises(DataError, match="must be one positive number"):
+            ImageArrays(images, [0, 1, 0], ["a", "b"], img_size=size, **fine)
     with pytest.raises(DataError, match="in_chans=0"):
         ImageArrays(images, [0, 1, 0], ["a", "b"], in_chans=0, **fine)
     with pytest.raises(DataError, match=r"img_size=\(0, 8\)"):
