@@ -97,6 +97,8 @@ def this_command(argv: list[str] | None = None) -> str:
     name = Path(program).name
     if name == "__main__.py":
         name = f"python -m {Path(program).parent.name}"
+    elif name in ("", "-c"):
+        name = "python"
     elif name.endswith(".py"):
         name = f"python {_relative(program)}"
     return " ".join([name, *(shlex.quote(_relative(a)) for a in rest)])

@@ -78,6 +78,7 @@ def execute(path: Path, threads: int, timeout: int) -> tuple[Notebook, float]:
         kernel_name="python3",
         record_timing=False,
         skip_cells_with_tag="nbval-skip",
+        extra_arguments=["--IPKernelApp.log_level=ERROR"],
         resources={"metadata": {"path": str(path.parent)}},
     )
     started = time.perf_counter()

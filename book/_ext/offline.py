@@ -9,7 +9,7 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 import vendor
-from doctables import table_node, text_cell
+from doctables import Cell, table_node, text_cell
 
 
 def _script_key(script: Any) -> tuple[str, str]:
@@ -29,12 +29,18 @@ def keep_own_scripts(app: Sphinx, page: str, template: str, context: dict[str, A
     styles[:] = [style for style in styles if "thebe" not in str(getattr(style, "filename", style))]
 
 
+def license_cell(package: vendor.Package) -> Cell:
+    """The licence's name, linked to its text. The page that lists them lies one folder below the root."""
+    text = next(dest for source, dest in package.files if source.startswith("LICENSE"))
+    return [nodes.paragraph("", "", nodes.reference("", package.license, refuri=f"../vendor/{text}"))]
+
+
 class ThirdParty(SphinxDirective):
     """`{third-party}`: a table of the fetched packages, from the list that fetches them."""
 
     def run(self) -> list[nodes.Node]:
         rows = [
-            [text_cell(p.name), text_cell(p.version), text_cell(p.license), text_cell(p.purpose)]
+            [text_cell(p.name), text_cell(p.version), license_cell(p), text_cell(p.purpose)]
             for p in vendor.PACKAGES
         ]
         return [table_node(["Package", "Version", "Licence", "What it does here"], rows)]
