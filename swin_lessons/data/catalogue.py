@@ -139,10 +139,35 @@ BUILDERS: dict[str, Callable[[Request], Dataset]] = {
     "scenes": _scenes,
     "imagefolder": _image_folder,
 }
-FETCHERS: dict[str, Callable[[Any], Path]] = {
-    "fashion-mnist": fashion_mnist.fetch,
-    "cifar10": partial(cifar.fetch, cifar.CIFAR10),
-    "cifar100": partial(cifar.fetch, cifar.CIFAR100),
+
+
+@dataclass(frozen=True)
+class Source:
+    """How a set that comes in files is found, checked and fetched."""
+
+    find: Callable[[Any], Path | None]
+    check: Callable[[Path], None]
+    fetch: Callable[[Any], Path]
+
+    @classmethod
+    def of_cifar(cls, version: cifar.Cifar) -> "Source":
+        return cls(partial(cifar.find, version), partial(cifar.check, version), partial(cifar.fetch, version))
+
+    def is_intact(self, folder: Path | None) -> bool:
+        """Is there a folder, and does it pass its check?"""
+        if folder is None:
+            return False
+        try:
+            self.check(folder)
+        except DataError:
+            return False
+        return True
+
+
+SOURCES = {
+    "fashion-mnist": Source(fashion_mnist.find, fashion_mnist.check, fashion_mnist.fetch),
+    "cifar10": Source.of_cifar(cifar.CIFAR10),
+    "cifar100": Source.of_cifar(cifar.CIFAR100),
 }
 
 
@@ -192,18 +217,29 @@ def load_dataset(
 
 
 def fetch(name: str, root=None) -> dict[str, Any]:
-    """Make sure that a data set is on this machine, and say where.
+    """Make sure that a data set is on this machine, whole, and say where; fetch it only if it is not.
+
+    Args:
+        name: a set that comes in files: "fashion-mnist", "cifar10" or "cifar100".
+        root: folder to look in first and to fetch to; default: SWIN_LESSONS_DATA, else the cache.
 
     Returns:
-        path (str), files (dict name to bytes), sha256 (dict name to hex digest of the file), seconds (float).
+        path (str), fetched (bool), files (dict file name to bytes), sha256 (dict file name to the hex digest of
+        the file as it lies there), seconds (float).
+
+    Raises:
+        DataError: no such set, or no way to get it; WriteError: nowhere to put it.
     """
-    start = time.perf_counter()
-    if name not in FETCHERS:
-        raise DataError(f"{name!r} is not fetched; sets that are: {', '.join(FETCHERS)}")
-    folder = FETCHERS[name](root)
+    if name not in SOURCES:
+        raise DataError(f"{name!r} is not fetched; sets that are: {', '.join(SOURCES)}")
+    start, source = time.perf_counter(), SOURCES[name]
+    found = source.find(root)
+    intact = source.is_intact(found)
+    folder = found if found and intact else source.fetch(root)
     paths = sorted(path for path in folder.iterdir() if path.is_file())
     return {
         "path": str(folder),
+        "fetched": not intact,
         "files": {path.name: path.stat().st_size for path in paths},
         "sha256": {path.name: sha256_of(path) for path in paths},
         "seconds": time.perf_counter() - start,

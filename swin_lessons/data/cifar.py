@@ -83,11 +83,16 @@ def load_arrays(
     cifar: Cifar, split: str, root=None, allow_download: bool = True
 ) -> tuple[np.ndarray, np.ndarray, list[str]]:
     """Images (N, 3, 32, 32) uint8, labels (N,) uint8 and class names of split "train" or "test"."""
-    folder = find_complete(search_folders(cifar, root), lambda folder: is_complete(cifar, folder))
+    folder = find(cifar, root)
     if folder is None:
         if not allow_download:
             raise DataError(_not_found(cifar, root, "downloads are switched off"))
         folder = fetch(cifar, root)
+    return read_split(cifar, folder, split)
+
+
+def read_split(cifar: Cifar, folder: Path, split: str) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    """Images, labels and class names of one split from a folder that holds the set's files."""
     classes = read_classes(folder / cifar.class_file)
     parts = [read_records(folder / name, cifar.label_bytes, len(classes)) for name in cifar.files[split]]
     images, labels = zip(*parts, strict=True)
@@ -129,6 +134,17 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}. Change its permissions.") from error
+
+
+def find(cifar: Cifar, root=None) -> Path | None:
+    """The first folder with all files of the set, or None."""
+    return find_complete(search_folders(cifar, root), lambda folder: is_complete(cifar, folder))
+
+
+def check(cifar: Cifar, folder: Path) -> None:
+    """Read all that a folder holds; raises `DataError` if a file is damaged."""
+    for split in cifar.files:
+        read_split(cifar, folder, split)
 
 
 def search_folders(cifar: Cifar, root=None) -> Iterator[Path]:

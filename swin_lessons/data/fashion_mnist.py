@@ -86,12 +86,23 @@ def read_idx(data: bytes, source: object = "data") -> np.ndarray:
 
 def load_arrays(split: str, root=None, allow_download: bool = True) -> tuple[np.ndarray, np.ndarray]:
     """Images (N, 28, 28) uint8 and labels (N,) uint8 of `split` ("train" or "test"), found or fetched."""
-    folder = find_complete(search_folders(root), is_complete)
+    folder = find(root)
     if folder is None:
         if not allow_download:
             raise DataError(_not_found(root, ["downloads are switched off"]))
         folder = fetch(root)
     return read_split(folder, split)
+
+
+def find(root=None) -> Path | None:
+    """The first folder with the four files, or None."""
+    return find_complete(search_folders(root), is_complete)
+
+
+def check(folder: Path) -> None:
+    """Read all that a folder holds; raises `DataError` if a file is damaged or not the published one."""
+    for split in STEMS:
+        read_split(folder, split)
 
 
 def search_folders(root=None) -> Iterator[Path]:
@@ -161,8 +172,7 @@ def fetch(root=None) -> Path:
 
 
 def _move_checked(source: Path, target: Path) -> None:
-    for split in STEMS:
-        read_split(source, split)
+    check(source)
     for name in SHA256:
         path = _path_of(source, name)
         path.replace(target / path.name)

@@ -97,7 +97,7 @@ def test_takes_the_archive_from_the_named_folder(tmp_path, monkeypatch):
     (tmp_path / "stick").mkdir()
     version = archive_of(tmp_path / "files", cifar.CIFAR10, tmp_path / "stick" / cifar.CIFAR10.archive)
     monkeypatch.setattr(cifar, "URL", "http://127.0.0.1:9")
-    monkeypatch.setitem(catalogue.FETCHERS, "cifar10", lambda root: cifar.fetch(version, root))
+    monkeypatch.setitem(catalogue.SOURCES, "cifar10", catalogue.Source.of_cifar(version))
     info = fetch("cifar10", tmp_path / "stick")
     assert info["path"] == str(tmp_path / "stick" / "cifar10")
     assert len(load_dataset("cifar10", root=tmp_path / "stick", download=False)) == 30

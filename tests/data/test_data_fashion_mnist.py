@@ -204,8 +204,10 @@ def test_fetch_replaces_damaged_files(tmp_path, write_fashion, serve, monkeypatc
     shutil.copytree(source, files.cache_dir() / "fashion-mnist")
     damage_truncate(files.cache_dir() / "fashion-mnist" / "train-images-idx3-ubyte.gz")
     monkeypatch.setattr(fashion_mnist, "URL", serve(source))
-    fetch("fashion-mnist")
+    assert fetch("fashion-mnist")["fetched"]
     assert len(load_dataset("fashion-mnist", download=False)) == 30
+    monkeypatch.setattr(fashion_mnist, "URL", "http://127.0.0.1:9")
+    assert not fetch("fashion-mnist")["fetched"]
 
 
 def test_downloads_switched_off(tmp_path):
