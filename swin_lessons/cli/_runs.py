@@ -17,14 +17,14 @@ from swin_lessons import __version__
 from swin_lessons.data import DataSpec, load_dataset
 from swin_lessons.data.folders import find_split
 from swin_lessons.data.pixels import to_pair
-from swin_lessons.data.splits import hold_out
 from swin_lessons.models import create_model
 from swin_lessons.training import EvalResult, TrainConfig, evaluate, read_tensors, seed_everything, train
 from swin_lessons.training.batches import in_memory
 from swin_lessons.training.files import write_text
 from swin_lessons.training.recipe import recipe
 
-VAL_FRACTION = 0.05  # of the training images, where a set comes without a validation split
+UNDIVIDED = {"fashion-mnist", "cifar10", "cifar100", "digits"}  # sets without a validation split
+VAL_FRACTION = 0.05  # of their training images is held out
 
 
 @dataclass
@@ -57,13 +57,22 @@ class Job:
             print(f"\nstopped; the same command with --resume goes on with {self.folder}")
             raise
 
-    def evaluate(self) -> list[tuple[str, str]]:
-        """Rows about the kept weights on the test images, else the validation images; writes results.json."""
+    def load_best(self) -> nn.Module:
+        """The model with the weights that were best on the validation images."""
         if not self.pretrained_only:
             load_kept(self.model, self.folder / "best.safetensors")
+        return self.model
+
+    def measure(self, split: str, precision: str = "fp32") -> EvalResult:
+        """Evaluate the model as it is on one split."""
+        return evaluate(self.model, self.splits[split], precision=precision)
+
+    def evaluate(self) -> list[tuple[str, str]]:
+        """Rows about the best weights on the test images, else the validation images; writes results.json."""
         split = "test" if "test" in self.splits else "val"
+        self.load_best()
         started = time.perf_counter()
-        result = evaluate(self.model, self.splits[split], precision=self.config.precision)
+        result = self.measure(split, self.config.precision)
         seconds = time.perf_counter() - started
         if not self.pretrained_only:
             write_text(self.folder / "results.json", json.dumps(results(result, split), indent=2) + "\n")
@@ -124,15 +133,14 @@ def load_splits(
     Weights are chosen on "val", which holds no test image; "test" is looked at once, at the end.
     """
 
-    def load(split: str) -> Any:
-        return load_dataset(spec, split=split, img_size=img_size, in_chans=in_chans, **options)
+    data = DataSpec.parse(spec)
+    held_out: dict[str, Any] = {"val_fraction": VAL_FRACTION} if data.name in UNDIVIDED else {}
 
-    if path := DataSpec.parse(spec).path:
-        tested = find_split(path, "test")[0] != find_split(path, "val")[0]
-        return {split: load(split) for split in ("train", "val", "test")[: 2 + tested]}
-    train_set, test_set = load("train"), load("test")
-    held = torch.from_numpy(hold_out(train_set.labels.numpy(), VAL_FRACTION))
-    return {"train": train_set.subset(~held), "val": train_set.subset(held), "test": test_set}
+    def load(split: str) -> Any:
+        return load_dataset(data, split=split, img_size=img_size, in_chans=in_chans, **options, **held_out)
+
+    tested = not data.path or find_split(data.path, "test")[0] != find_split(data.path, "val")[0]
+    return {split: load(split) for split in ("train", "val", "test")[: 2 + tested]}
 
 
 def pick_device(name: str) -> torch.device:
