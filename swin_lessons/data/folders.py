@@ -63,6 +63,8 @@ def find_split(root: Path, split: str) -> tuple[Path, bool]:
     Raises:
         DataError: no folder, or a validation part without class folders.
     """
+    if split not in ("all", *SPLIT_FOLDERS):
+        raise DataError(f"split={split!r} is none of {', '.join(SPLIT_FOLDERS)}, all")
     if not root.is_dir():
         problem = "is a file" if root.exists() else "does not exist"
         raise DataError(f"{root} {problem}. Name a folder that holds one folder of images for each class.")
@@ -183,7 +185,7 @@ def find_faults(files: Sequence[Path], read: Callable[[Path], object], everythin
 
     Unless `everything` is asked for, folders above 256 MB are not read, and the answer is None.
     """
-    if not everything and sum(map(_bytes, files)) > CHECK_BYTES:
+    if not everything and exceed(files, CHECK_BYTES):
         return None
 
     def fault(path: Path) -> str:
@@ -197,8 +199,10 @@ def find_faults(files: Sequence[Path], read: Callable[[Path], object], everythin
         return list(pool.map(fault, files))
 
 
-def _bytes(path: Path) -> int:
-    return path.stat().st_size if path.is_file() else 0
+def exceed(files: Sequence[Path], limit: int) -> bool:
+    """Do the files hold more than `limit` bytes? Looks at no more of them than it takes to know."""
+    total = 0
+    return any((total := total + path.stat().st_size) > limit for path in files if path.exists())
 
 
 def count_copies(files: Sequence[Path], labels: Sequence[int]) -> int:

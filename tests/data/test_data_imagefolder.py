@@ -212,6 +212,19 @@ def test_missing_folder_and_file(tmp_path):
         load(tmp_path / "photo.jpg")
 
 
+def test_unknown_split(tmp_path):
+    with pytest.raises(DataError, match="'dev' is none of train, val, test, all"):
+        ImageFolder(make_folder(tmp_path), "dev")
+
+
+def test_size_of_a_folder_is_told_from_as_few_files_as_it_takes(tmp_path):
+    paths = [tmp_path / name for name in "abc"]
+    for path in paths:
+        path.write_bytes(bytes(10))
+    assert folders_module.exceed(paths, 29)
+    assert not folders_module.exceed([*paths, tmp_path / "gone"], 30)
+
+
 def test_empty_folder(tmp_path):
     with pytest.raises(DataError, match="no class folders with images"):
         load(tmp_path)
