@@ -35,7 +35,7 @@ def state_of(model, config):
     return TrainState(model, build_optimizer(model, config), grad_scaler(CPU, config.precision))
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_it_learns(tmp_path, precision):
     config = TrainConfig(steps=60, batch_size=20, lr=1e-2, ema=0.9, precision=precision, augment="flip=0")
     history = train(small_model(), small_set(), small_set(40, seed=1), config, tmp_path)

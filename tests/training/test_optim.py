@@ -3,6 +3,7 @@ import torch
 from torch import nn
 from training_small import small_model
 
+from swin_lessons.models import create_model
 from swin_lessons.training import EMA, TrainConfig, build_optimizer, init_xavier, param_groups, set_lr
 
 
@@ -52,6 +53,18 @@ def test_set_lr_scales_each_group():
     lr = by_name(optimizer.param_groups, "lr")
     assert lr["head.bias"] == 0.8
     assert lr["stem.bias"] == pytest.approx(0.1)
+
+
+def test_layers_of_a_real_swin():
+    model = create_model("swin_micro_fmnist")  # blocks of 2 and 2: layers 0 to 5
+    scale = by_name(param_groups(model, layer_decay=0.5), "lr_scale")
+    decay = by_name(param_groups(model, weight_decay=0.05), "weight_decay")
+    assert scale["head.fc.weight"] == scale["norm.weight"] == 1
+    assert scale["layers.1.blocks.1.mlp.fc1.weight"] == 0.5
+    assert scale["layers.0.blocks.0.attn.qkv.weight"] == 0.5**4
+    assert scale["patch_embed.proj.weight"] == 0.5**5
+    assert decay["layers.0.blocks.1.attn.relative_position_bias_table"] == 0
+    assert decay["layers.1.downsample.reduction.weight"] == 0.05
 
 
 def test_layer_decay_needs_numbered_layers():

@@ -11,6 +11,7 @@ import pytest
 import torch
 from training_small import small_config, small_model, small_set
 
+from swin_lessons.models import create_model
 from swin_lessons.training import CheckpointError, History, list_checkpoints, read_tensors, train
 from swin_lessons.training.loop import Run
 
@@ -90,6 +91,25 @@ def _stop_after(patch, stop: int) -> None:
             raise InterruptedError
 
     patch.setattr(Run, "_after_step", stopping)
+
+
+@pytest.mark.parametrize("name", ["swin_micro_fmnist", "swinv2_micro_fmnist", "deit_micro_fmnist"])
+def test_real_models_resume_exactly(tmp_path, monkeypatch, name):
+    """Drop path, bf16, averaging and micro-batches of the models that the lessons train."""
+    sets = small_set(img_size=16), small_set(16, seed=1, img_size=16)
+    config = small_config(steps=6, precision="bf16", init="xavier", layer_decay=0.8)
+
+    def model():
+        torch.manual_seed(0)
+        return create_model(name, num_classes=4, img_size=16, drop_path_rate=0.3)
+
+    train(model(), *sets, config, tmp_path / "straight")
+    with monkeypatch.context() as patch:
+        _stop_after(patch, 4)
+        with pytest.raises(InterruptedError):
+            train(model(), *sets, config, tmp_path / "stopped")
+    train(model(), *sets, config, tmp_path / "stopped", resume=True)
+    assert_same_run(tmp_path / "straight", tmp_path / "stopped")
 
 
 def test_resuming_a_finished_run_changes_nothing(tmp_path, straight):

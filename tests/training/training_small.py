@@ -8,7 +8,7 @@ from swin_lessons.data import ImageArrays
 from swin_lessons.training import TrainConfig
 
 
-def small_set(length: int = 40, classes: int = 4, seed: int = 0) -> ImageArrays:
+def small_set(length: int = 40, classes: int = 4, seed: int = 0, img_size: int = 8) -> ImageArrays:
     """Noise with a bright quadrant that tells the class: learnable within a few steps."""
     rng = np.random.default_rng(seed)
     labels = np.arange(length) % classes
@@ -17,7 +17,7 @@ def small_set(length: int = 40, classes: int = 4, seed: int = 0) -> ImageArrays:
         row, column = divmod(int(label), 2)
         image[0, 4 * row : 4 * row + 4, 4 * column : 4 * column + 4] += 150
     names = [f"quadrant {i}" for i in range(classes)]
-    return ImageArrays(images.astype(np.uint8), labels, names, mean=(0.3,), std=(0.25,))
+    return ImageArrays(images.astype(np.uint8), labels, names, mean=(0.3,), std=(0.25,), img_size=img_size)
 
 
 class SmallNet(nn.Module):
