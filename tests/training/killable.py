@@ -12,6 +12,7 @@ Each run is forked from this one process, which has no threads, so PyTorch is im
 import os
 import signal
 import sys
+import tempfile
 from pathlib import Path
 
 import torch
@@ -80,6 +81,8 @@ def train_child(folder: Path, moment: str = "never", number: int = 0) -> int:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as scratch:  # what PyTorch imports at the first step, once for all
+        loop.train(small_model(), small_set(), small_set(16, seed=1), small_config(), scratch)
     for folder in map(Path, sys.argv[1:]):
         moment, _, number = folder.name.partition("-")
         killed, resumed = train_child(folder, moment, int(number)), train_child(folder)
