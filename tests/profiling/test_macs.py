@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from swin_lessons.models import create_model
 from swin_lessons.profiling import count_macs
 
 timm = pytest.importorskip("timm")
@@ -71,7 +72,61 @@ def test_published_macs_and_parameters_on_the_meta_device(name):
     report = count_macs(model, (3, config[4], config[4]))
     assert round(report.total / 1e9, 3) == gmacs
     assert report.params == params == sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize(("name", "gmacs"), [("v1-t", 4.4906), ("v2-t-w8", 5.9397)])
+def test_products_agree_with_flop_counter(name, gmacs):
+    with torch.device("meta"):
+        model = swin(*PUBLISHED[name][:-2])
+    size = (3, PUBLISHED[name][4], PUBLISHED[name][4])
+    assert count_macs(model, size).matmul == flop_counter_macs(model, *size)
+    assert round(flop_counter_macs(model, *size) / 1e9, 4) == gmacs
+
+
+OURS = {
+    "swin_tiny_patch4_window7_224": "v1-t",
+    "swin_small_patch4_window7_224": "v1-s",
+    "swin_base_patch4_window7_224": "v1-b",
+    "swin_base_patch4_window12_384": "v1-b-384",
+    "swin_large_patch4_window7_224": "v1-l",
+    "swin_large_patch4_window12_384": "v1-l-384",
+    "swinv2_tiny_window8_256": "v2-t-w8",
+    "swinv2_tiny_window16_256": "v2-t-w16",
+    "swinv2_small_window8_256": "v2-s-w8",
+    "swinv2_small_window16_256": "v2-s-w16",
+    "swinv2_base_window8_256": "v2-b-w8",
+    "swinv2_base_window16_256": "v2-b-w16",
+    "swinv2_base_window12_192": "v2-b-w12",
+    "swinv2_base_window12to16_192to256": "v2-b-w16",
+    "swinv2_base_window12to24_192to384": "v2-b-w24",
+    "swinv2_large_window12_192": "v2-l-w12",
+    "swinv2_large_window12to16_192to256": "v2-l-w16",
+    "swinv2_large_window12to24_192to384": "v2-l-w24",
+    "swinv2_huge_window12_192": "v2-h",
+}
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_our_models_match_the_published_figures(name):
+    *config, params, gmacs = PUBLISHED[OURS[name]]
+    plain = {"extra_norm_every": 0} if "huge" in name else {}  # the published count has no extra norms
+    with torch.device("meta"):
+        model = create_model(name, **plain)
+    report = count_macs(model, (3, config[4], config[4]))
+    assert round(report.total / 1e9, 3) == gmacs
+    assert report.params == params
     assert report.matmul == flop_counter_macs(model, 3, config[4], config[4])
+
+
+@pytest.mark.parametrize("name", ["swin_micro_fmnist", "swinv2_micro_fmnist"])
+def test_the_fast_path_of_our_models_does_the_work_of_the_reference(name):
+    """Packed linears and fused attention on the CPU, against explicit softmax and against the meta device."""
+    fast = count_macs(create_model(name), (1, 32, 32))
+    reference = count_macs(create_model(name, attention="reference"), (1, 32, 32))
+    with torch.device("meta"):
+        meta = count_macs(create_model(name), (1, 32, 32))
+    assert fast.total == reference.total == meta.total
+    assert fast.by_kind["attention"] == reference.by_kind["attention"] > 0
 
 
 def test_swin_tiny_by_kind():
