@@ -155,7 +155,7 @@ def test_the_table_shows_rows_and_their_origin(book: Book) -> None:
 @pytest.mark.parametrize(
     ("page", "message"),
     [
-        ("{result}`demo.best.acuracy|.1%`", "no 'acuracy'; there is ['accuracy', 'epochs']"),
+        ("{result}`demo.best.accurate|.1%`", "no 'accurate'; there is ['accuracy', 'epochs']"),
         ("{result}`gone.best`", "no results file results/gone.json"),
         ("{result}`demo.best.accuracy`", "needs a format"),
         ("{result}`demo.best`", "a group of values"),

@@ -43,7 +43,7 @@ class Lessons(SphinxDirective):
         rows = [self.row(path) for path in sorted(folder.glob("[0-9]*.ipynb"))]
         if not rows:
             return [nodes.paragraph("", "The first lessons are being written.")]
-        return [table_node(["Lesson", "Title", "Minutes on 2 CPU cores"], rows)]
+        return [table_node(["Lesson", "Title", "Minutes"], rows)]
 
     def row(self, path: Path) -> list[Cell]:
         self.env.note_dependency(str(path))

@@ -35,7 +35,7 @@ def license_cell(package: vendor.Package) -> Cell:
     return [nodes.paragraph("", "", nodes.reference("", package.license, refuri=f"../vendor/{text}"))]
 
 
-class ThirdParty(SphinxDirective):
+class Vendored(SphinxDirective):
     """`{third-party}`: a table of the fetched packages, from the list that fetches them."""
 
     def run(self) -> list[nodes.Node]:
@@ -48,5 +48,5 @@ class ThirdParty(SphinxDirective):
 
 def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("html-page-context", keep_own_scripts, priority=900)  # after the theme has added its own
-    app.add_directive("third-party", ThirdParty)
+    app.add_directive("third-party", Vendored)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
