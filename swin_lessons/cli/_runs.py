@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import time
 from dataclasses import dataclass
@@ -186,6 +187,5 @@ def report(result: EvalResult, split: str, classes: list[str]) -> list[tuple[str
         (f"{split} top-1", f"{result.top1:.2%} of {result.count:,} images"),
         (f"{split} top-5", f"{result.top5:.2%}"),
     ]
-    return rows + [
-        (name, f"{part:.1%}") for name, part in zip(classes, result.per_class.tolist(), strict=True)
-    ]
+    parts = ["no images" if math.isnan(part) else f"{part:.1%}" for part in result.per_class.tolist()]
+    return rows + list(zip(classes, parts, strict=True))

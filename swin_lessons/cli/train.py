@@ -48,8 +48,8 @@ OVERRIDES: dict[str, tuple[Any, str]] = {
     "precision": (str, "fp32, bf16 or fp16"),
     "init": (str, "xavier or default"),
     "seed": (int, "decides initialisation, order and augmentation"),
-    "eval-every": (int, "steps between evaluations (default: an epoch)"),
-    "save-every": (int, "steps between checkpoints (default: an epoch)"),
+    "eval-every": (int, "steps between evaluations (default: an epoch, or a 40th of the run)"),
+    "save-every": (int, "steps between checkpoints (default: an epoch, or a 40th of the run)"),
     "keep": (int, "checkpoints that stay"),
     "workers": (int, "processes that read images from disk"),
 }

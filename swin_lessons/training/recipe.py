@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -13,6 +14,7 @@ from swin_lessons.training.precision import best_precision
 NARROW = 96  # channels; below it Swin's own initialisation is too small
 EPOCHS = 8
 FEWEST_STEPS = 200  # a folder of some thirty images still gets this many
+MOST_STOPS = 40  # evaluations and checkpoints of a run: an epoch of one step is no reason for one
 
 
 def recipe(model: nn.Module, train_set: Any, *, from_scratch: bool = True, **changes: Any) -> TrainConfig:
@@ -31,11 +33,12 @@ def recipe(model: nn.Module, train_set: Any, *, from_scratch: bool = True, **cha
         "precision": best_precision(device),
     }
     chosen |= {name: value for name, value in changes.items() if value is not None}
-    if "epochs" not in chosen and "steps" not in chosen:
-        per_epoch = max(1, len(train_set) // chosen["batch_size"])
-        chosen["epochs"] = max(EPOCHS, math.ceil(FEWEST_STEPS / per_epoch))
+    per_epoch = max(1, len(train_set) // chosen["batch_size"])
+    chosen.setdefault("epochs", max(EPOCHS, math.ceil(FEWEST_STEPS / per_epoch)))
     chosen.setdefault("micro_batch", cached_micro_batch(model, train_set, chosen["batch_size"]))
-    return TrainConfig(**chosen)
+    config = TrainConfig(**chosen)
+    pause = max(per_epoch, config.total_steps(per_epoch) // MOST_STOPS)
+    return replace(config, eval_every=config.eval_every or pause, save_every=config.save_every or pause)
 
 
 def embed_dim(model: nn.Module) -> int:

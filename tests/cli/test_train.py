@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -33,6 +34,38 @@ def test_own_folder_gives_a_model_of_its_classes(photos, tmp_path, capsys):
         "config.json", "metrics.csv", "evals.csv", "checkpoints",
         "best.safetensors", "last.safetensors", "results.json",
     }  # fmt: skip
+
+
+def test_the_same_command_trains_cifar10(tmp_path):
+    """On files in CIFAR's binary format: a label byte, then red, green and blue planes."""
+    rng = np.random.default_rng(0)
+    names = [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]
+    (tmp_path / "batches.meta.txt").write_text("\n".join(f"kind_{i}" for i in range(10)) + "\n")
+    for name in names:
+        records = rng.integers(0, 256, (20, 1 + 3 * 32 * 32), dtype=np.uint8)
+        records[:, 0] = np.arange(20) % 10
+        (tmp_path / name).write_bytes(records.tobytes())
+    out = tmp_path / "run"
+    words = ["train", "--model", "swin_micro_fmnist", "--data", "cifar10", "--root", str(tmp_path)]
+    assert main([*words, "--out", str(out), "--steps", "2"]) == 0
+    results = json.loads((out / "results.json").read_text())
+    assert (results["split"], results["count"]) == ("test", 20)
+    config = json.loads((out / "config.json").read_text())
+    assert config["model_kwargs"] == {"img_size": 32, "in_chans": 3, "num_classes": 10}
+
+
+@pytest.mark.parametrize("model", ["swinv2_micro_fmnist", "deit_micro_fmnist", "swin_micro_scenes"])
+def test_every_micro_model_trains_on_a_folder(photos, tmp_path, model):
+    words = ["train", "--model", model, "--data", f"imagefolder:{photos}", "--out", str(tmp_path / "run")]
+    assert main([*words, "--steps", "1", "--batch-size", "2"]) == 0
+
+
+def test_defaults_learn_three_images_a_class(photos, tmp_path):
+    """Without any option: dark and bright images are told apart."""
+    assert main(train_args(photos, tmp_path / "run")) == 0
+    losses = History.read(tmp_path / "run").column("loss")
+    assert losses[-1] < 0.2 * losses[0]
+    assert json.loads((tmp_path / "run" / "results.json").read_text())["top1"] == 1
 
 
 def test_resume_goes_on_and_repeats_the_recipe(photos, tmp_path):
