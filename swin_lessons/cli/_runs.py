@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from tqdm import tqdm
 
 from swin_lessons import __version__
 from swin_lessons.data import DataSpec, load_dataset
@@ -51,12 +52,19 @@ class Job:
 
     def train(self, resume: bool) -> None:
         """Run the training loop; on Ctrl-C say how to go on."""
-        sets = self.splits["train"], self.splits["val"]
+        sets, say = (self.splits["train"], self.splits["val"]), self.say
         try:
-            train(self.model, *sets, self.config, self.folder, resume=resume, about=self.about)
+            train(self.model, *sets, self.config, self.folder, resume=resume, about=self.about, on_eval=say)
         except KeyboardInterrupt:
             print(f"\nstopped; the same command with --resume goes on with {self.folder}")
             raise
+
+    def say(self, row: dict[str, float]) -> None:
+        """A line for each evaluation, above the progress bar where there is one."""
+        tqdm.write(
+            f"  epoch {row['epoch'] + 1:>3}  step {row['step']:>6}  {row['seconds']:>6.0f} s  "
+            f"val loss {row['loss']:.3f}  top-1 {row['top1']:.2%}"
+        )
 
     def load_best(self) -> nn.Module:
         """The model with the weights that were best on the validation images."""

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,7 @@ def train(
     resume: bool = False,
     about: Mapping[str, Any] | None = None,
     progress: bool | None = None,
+    on_eval: Callable[[Row], None] | None = None,
 ) -> History:
     """Train `model` in place, on the device it is on, and keep everything in `out_dir`.
 
@@ -68,6 +69,7 @@ def train(
         resume: go on from the newest checkpoint, or start where there is none yet.
         about: what config.json and the weights' metadata should also say: model name, classes and so on.
         progress: show a bar; None shows it on a terminal only.
+        on_eval: called after each evaluation with its row: step, epoch, loss, top1, top5, seconds.
 
     Returns:
         History: the curves, of a resumed run as a whole.
@@ -79,7 +81,7 @@ def train(
     """
     folder = Path(out_dir)
     with isolated_rng():
-        run = Run(model, train_set, val_set, config, folder, dict(about or {}))
+        run = Run(model, train_set, val_set, config, folder, dict(about or {}), on_eval)
         run.open(resume)
         run.go(progress)
     return History.read(folder)
@@ -96,9 +98,10 @@ class Run:
         config: TrainConfig,
         folder: Path,
         about: dict[str, Any],
+        on_eval: Callable[[Row], None] | None = None,
     ) -> None:
         self.train_set, self.val_set, self.config, self.folder = train_set, val_set, config, folder
-        self.about = {**about, "train": config.to_dict()}
+        self.about, self.on_eval = {**about, "train": config.to_dict()}, on_eval
         parse_augment(config.augment)  # a bad name is an error before anything is written
         self.device = next(model.parameters()).device
         self.per_epoch = steps_per_epoch(train_set, config)
@@ -203,9 +206,11 @@ class Run:
     def _evaluate(self, epoch: int) -> None:
         state = self.state
         result = evaluate(state.averaged, self.val_set, precision=self.config.precision)
-        scores = {"loss": result.loss, "top1": result.top1, "top5": result.top5}
-        self.evals.append(self._row(epoch) | scores)
+        row = self._row(epoch) | {"loss": result.loss, "top1": result.top1, "top5": result.top5}
+        self.evals.append(row)
         self.evals.flush()
+        if self.on_eval:
+            self.on_eval(row)
         if result.top1 > state.best:
             state.best = result.top1
             self._keep("best.safetensors", val_top1=result.top1)

@@ -21,6 +21,7 @@ def test_own_folder_gives_a_model_of_its_classes(photos, tmp_path, capsys):
     out = tmp_path / "run"
     assert main(train_args(photos, out, "--steps", "3")) == 0
     printed = capsys.readouterr().out
+    assert "step      3" in printed  # a line for the one evaluation
     assert "val top-1" in printed
     assert "cat" in printed
     tensors, metadata = read_tensors(out / "best.safetensors")

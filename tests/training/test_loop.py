@@ -100,6 +100,13 @@ def test_best_weights_are_those_of_the_best_evaluation(tmp_path):
     assert about["val_top1"] == history.best["top1"]
 
 
+def test_each_evaluation_is_reported(tmp_path):
+    rows = []
+    history = train(small_model(), small_set(), small_set(8), small_config(), tmp_path, on_eval=rows.append)
+    assert rows == history.evals
+    assert len(rows) == 3
+
+
 def test_evaluation_counts_by_hand():
     model, dataset = small_model(), small_set(23, seed=2)
     logits = model.eval()(torch.stack([image for image, _ in dataset]))
