@@ -19,6 +19,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
     part = path.with_name(path.name + PART)
     try:
         yield part
+        part.chmod(0o644)  # some writers make it private
         _sync(part)
         os.replace(part, path)
         _sync(path.parent)

@@ -121,7 +121,10 @@ class Run:
         checkpoints = self.folder / FOLDER
         make_folder(checkpoints)
         if (self.folder / "config.json").exists() and not resume:
-            raise FileExistsError(f"{self.folder} holds a run already: resume it, or choose another folder")
+            raise FileExistsError(
+                f"{self.folder} holds a run already: go on with it by resume=True (--resume), or choose another "
+                "folder"
+            )
         remove_parts(self.folder)
         remove_parts(checkpoints)
         self._restore(list_checkpoints(checkpoints))

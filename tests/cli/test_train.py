@@ -139,7 +139,7 @@ def test_errors_about_the_run_folder(photos, tmp_path, capsys):
     out = tmp_path / "run"
     expect_error(capsys, train_args(photos, out, "--resume"), "holds no run", "without --resume")
     main(train_args(photos, out, "--steps", "1"))
-    expect_error(capsys, train_args(photos, out), "holds a run already", "resume")
+    expect_error(capsys, train_args(photos, out), "holds a run already", "--resume")
     expect_error(capsys, train_args(photos, out, "--resume", "--lr", "0.5"), "another run", "lr: ")
     other = ["train", "--model", "deit_micro_fmnist", "--data", f"imagefolder:{photos}", "--out", str(out)]
     expect_error(capsys, [*other, "--resume"], "swin_micro_fmnist, not deit_micro_fmnist")

@@ -45,6 +45,7 @@ def test_tensors_and_metadata_come_back(tmp_path, dtype):
     read, metadata = read_tensors(tmp_path / "x.safetensors")
     assert all(torch.equal(read[name], tensors[name]) and read[name].dtype == dtype for name in tensors)
     assert metadata["note"] == "hello"
+    assert (tmp_path / "x.safetensors").stat().st_mode & 0o777 == 0o644
 
 
 def test_shared_memory_is_written_twice(tmp_path):
