@@ -23,7 +23,7 @@ from swin_lessons.models import create_model
 from swin_lessons.training import EvalResult, TrainConfig, evaluate, read_tensors, seed_everything, train
 from swin_lessons.training.batches import in_memory
 from swin_lessons.training.files import write_text
-from swin_lessons.training.recipe import recipe
+from swin_lessons.training.recipes import recipe
 
 UNDIVIDED = {"fashion-mnist", "cifar10", "cifar100", "digits"}  # sets without a validation split
 VAL_FRACTION = 0.05  # of their training images is held out

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 from training_small import small_config, small_model, small_set
 
-from swin_lessons.data import Augment
+from swin_lessons.data import Augment, ImageArrays
+from swin_lessons.models import create_model
 from swin_lessons.training import (
     TrainConfig,
     TrainingDiverged,
@@ -21,6 +22,7 @@ from swin_lessons.training import (
     evaluate,
     grad_scaler,
     read_tensors,
+    recipe,
     topk_hits,
     train,
     train_step,
@@ -169,6 +171,33 @@ def test_an_infinite_loss_stops_the_run_with_its_step(tmp_path):
     with pytest.raises(TrainingDiverged, match=r"loss is nan at step 4 .*smaller lr"):
         train(Exploding(), small_set(), None, config, tmp_path)
     assert [path.stem for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000003"]
+
+
+def test_recipe_fits_model_and_data():
+    narrow = recipe(create_model("swin_micro_fmnist"), small_set(img_size=32))
+    assert (narrow.init, narrow.lr, narrow.epochs) == ("xavier", 2e-3, 200)  # one step an epoch
+    assert narrow.eval_every == narrow.save_every == 5
+    wide = create_model("swin_micro_fmnist", embed_dim=96, num_heads=(3, 6))
+    assert recipe(wide, small_set(img_size=32)).init == "default"
+    tuned = recipe(wide, small_set(img_size=32), from_scratch=False, lr=None, epochs=3, batch_size=8)
+    assert (tuned.lr, tuned.epochs, tuned.eval_every) == (5e-5, 3, 5)
+
+
+def test_recipe_splits_large_images_only():
+    model = create_model("swin_tiny_patch4_window7_224")
+    large, small = (small_set(2, classes=2, img_size=size) for size in (224, 32))
+    large, small = (rgb(dataset) for dataset in (large, small))
+    micro = recipe(model, large, batch_size=64).micro_batch
+    assert micro is not None
+    assert micro & (micro - 1) == 0  # a power of two
+    assert recipe(model, small, batch_size=64).micro_batch is None
+
+
+def rgb(dataset):
+    return ImageArrays(
+        dataset.images, dataset.labels, dataset.classes, mean=(0.3,) * 3, std=(0.3,) * 3,
+        img_size=dataset.img_size, in_chans=3,
+    )  # fmt: skip
 
 
 def test_fewer_images_than_a_batch(tmp_path):

@@ -133,7 +133,7 @@ def test_resume_reads_the_newest_checkpoint_not_the_model_it_is_given(tmp_path):
 
 def test_an_old_run_is_not_overwritten(tmp_path):
     train(small_model(), small_set(), None, small_config(steps=2), tmp_path)
-    with pytest.raises(FileExistsError, match="go on with it .*--resume.*another folder"):
+    with pytest.raises(FileExistsError, match=r"go on with it .*--resume.*another folder"):
         train(small_model(), small_set(), None, small_config(steps=2), tmp_path)
 
 
