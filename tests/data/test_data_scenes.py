@@ -157,6 +157,15 @@ def test_noise_is_fresh_each_frame_and_has_the_asked_size():
     assert abs(np.corrcoef(noise[0][middle], noise[1][middle])[0, 1]) < 0.05
 
 
+def test_objects_are_brighter_than_the_background():
+    for index in range(20):
+        scene = render_scene(index, config=SceneConfig(noise=0.0, lines=0))
+        image = scene.image.astype(float).mean(0)
+        background = ~grow(scene.masks.any(0), 3)
+        for mask in scene.masks:
+            assert image[mask].mean() > image[background].mean() + 20
+
+
 def test_dataset():
     train = load_dataset("scenes", length=300)
     assert train.images.shape == (300, 3, 64, 64)
