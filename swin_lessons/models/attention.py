@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from .fast import is_symbolic, linear, window_attention
+from .fast import is_symbolic, linear, no_autocast, window_attention
 from .layout import RowLayout, kind_masks
 from .windows import (
     Size,
@@ -29,11 +29,10 @@ from .windows import (
 Attention = Literal["auto", "reference", "sdpa"]
 
 
-def softmax(scores: Tensor) -> Tensor:
-    """Softmax over keys; half precisions are summed in fp32."""
-    if scores.dtype in (torch.float16, torch.bfloat16):
-        return scores.softmax(-1, dtype=torch.float32).to(scores.dtype)
-    return scores.softmax(-1)
+@torch.fx.wrap
+def at_least_fp32(x: Tensor) -> Tensor:
+    """Half precisions become fp32; fp32 and fp64 stay."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor | None, drop: float = 0.0) -> Tensor:
@@ -43,8 +42,10 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor | None, d
     """
     scores = q @ k.transpose(-2, -1) + bias
     if mask is not None:
-        scores = scores.masked_fill(~mask[:, None], torch.finfo(scores.dtype).min)
-    return F.dropout(softmax(scores), drop, training=drop > 0) @ v
+        scores = scores.masked_fill(
+            ~mask[:, None], -torch.inf
+        )  # a token always sees itself, so no row is empty
+    return F.dropout(scores.softmax(-1), drop, training=drop > 0) @ v
 
 
 def attend_sdpa(
@@ -54,7 +55,7 @@ def attend_sdpa(
     _, num_windows, num_heads, N, head_dim = q.shape
     bias = bias.to(q.dtype).expand(num_windows, -1, -1, -1)
     if mask is not None:
-        bias = bias.masked_fill(~mask[:, None], torch.finfo(bias.dtype).min)
+        bias = bias.masked_fill(~mask[:, None], -torch.inf)
     q, k, v = (t.reshape(-1, num_windows * num_heads, N, head_dim) for t in (q, k, v))
     out = F.scaled_dot_product_attention(q, k, v, bias.reshape(1, -1, N, N), dropout_p=drop, scale=1.0)
     return out.reshape(-1, num_windows, num_heads, N, head_dim)
@@ -114,11 +115,11 @@ class WindowAttention(nn.Module):
     def relative_position_bias(self, window: Size) -> Tensor:
         """`(num_heads, N, N)` for this window, which may be smaller than the one of the table."""
         table = self.relative_position_bias_table
-        index = relative_position_index(window, self.window_size, table.device)
+        index = relative_position_index(window, self.window_size, self._bias_parameters()[0].device)
         return table[index].permute(2, 0, 1)
 
     def _bias_parameters(self) -> list[Tensor]:
-        return [self.relative_position_bias_table]
+        return _own_parameters(self, "relative_position_bias_table")
 
     def _qkv_bias(self) -> Tensor | None:
         return self.qkv.bias
@@ -227,6 +228,11 @@ class WindowAttention(nn.Module):
         return f"window_size={self.window_size}, shift_size={self.shift_size}, num_heads={self.num_heads}"
 
 
+def _own_parameters(module: nn.Module, *names: str) -> list[Tensor]:
+    """Parameters themselves, also while `torch.fx` puts stand-ins where attributes are read."""
+    return [cast(Tensor, module._parameters[name]) for name in names]
+
+
 def _versions(parameters: list[Tensor]) -> tuple:
     """Changes whenever a parameter is written in place or replaced."""
     return tuple((p.data_ptr(), -1 if p.is_inference() else p._version) for p in parameters)
@@ -254,11 +260,11 @@ class WindowAttentionV2(WindowAttention):
         """Initialise what places tokens: nothing, since `cpb_mlp` is made of linear layers."""
 
     def relative_position_bias(self, window: Size) -> Tensor:
-        weight = cast(Tensor, self.cpb_mlp[0].weight)
+        weight = self._bias_parameters()[0]
         trained, own = self.pretrained_window_size, self.window_size
         reference = (trained[0] or own[0], trained[1] or own[1])
-        high = torch.float64 if weight.dtype == torch.float64 else torch.float32
-        with torch.autocast(weight.device.type, enabled=False):
+        high = torch.promote_types(weight.dtype, torch.float32)
+        with no_autocast(weight.device):
             coords = relative_coords_table(window, reference, weight.device, high)
             table = 16 * self._cpb(coords).sigmoid()
         index = relative_position_index(window, None, weight.device)
@@ -267,13 +273,13 @@ class WindowAttentionV2(WindowAttention):
     def _cpb(self, coords: Tensor) -> Tensor:
         """The small network from coordinates to biases, in the precision of the coordinates."""
         first, last = cast(nn.Linear, self.cpb_mlp[0]), cast(nn.Linear, self.cpb_mlp[2])
-        if first.weight.dtype == coords.dtype:
+        if self._bias_parameters()[0].dtype == coords.dtype:
             return self.cpb_mlp(coords)
         hidden = F.relu(F.linear(coords, first.weight.to(coords.dtype), first.bias.to(coords.dtype)))
         return F.linear(hidden, last.weight.to(coords.dtype))
 
     def _bias_parameters(self) -> list[Tensor]:
-        return list(self.cpb_mlp.parameters())
+        return _own_parameters(self.cpb_mlp[0], "weight", "bias") + _own_parameters(self.cpb_mlp[2], "weight")
 
     def _qkv_bias(self) -> Tensor | None:
         if self.q_bias is None or self.v_bias is None:
@@ -287,6 +293,5 @@ class WindowAttentionV2(WindowAttention):
         return self.logit_scale.clamp(max=math.log(100)).exp()
 
     def scale_qk(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        high = torch.float64 if q.dtype == torch.float64 else torch.float32
-        unit_q, unit_k = (F.normalize(t.to(high), dim=-1) for t in (q, k))
+        unit_q, unit_k = (F.normalize(at_least_fp32(t), dim=-1) for t in (q, k))
         return (unit_q * self._row_scale()).to(q.dtype), unit_k.to(k.dtype)

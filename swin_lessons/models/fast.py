@@ -14,6 +14,7 @@ Compilers, tracers and function transforms never see this file: `is_eager` sends
 
 import platform
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -34,6 +35,16 @@ def is_eager(x: Tensor) -> bool:
         and not torch.jit.is_tracing()
         and torch._C._functorch.peek_interpreter_stack() is None
     )
+
+
+def autocast_on(device: torch.device) -> bool:
+    """Is mixed precision switched on for this device? The meta device has none."""
+    return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+
+
+def no_autocast(device: torch.device) -> AbstractContextManager:
+    """A block in which the dtypes written in the code are the ones used."""
+    return torch.autocast(device.type, enabled=False) if autocast_on(device) else nullcontext()
 
 
 def is_symbolic(x: Any) -> bool:
@@ -62,7 +73,7 @@ def _onednn(x: Tensor) -> bool:
         and platform.machine() in ("x86_64", "AMD64")
         and torch.backends.mkldnn.is_available()
         and torch.backends.mkldnn.enabled
-        and not torch.is_autocast_enabled("cpu")
+        and not autocast_on(x.device)
         and x.numel() > 0
     )
 
@@ -122,34 +133,65 @@ def _mlp(x, w1, b1, w2, b2):
     return F.linear(F.gelu(F.linear(x, w1, b1)), w2, b2)
 
 
+def _row_chunks(rows: int, width: int, element_size: int) -> list[slice]:
+    """Cut rows into runs whose hidden layer, `width` wide, stays in cache."""
+    step = max(64, CHUNK_BYTES // (width * element_size))
+    return [slice(i, min(i + step, rows)) for i in range(0, rows, step)]
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _plus_product(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
+    """`total + a.T @ b`, in place where there is a total: weight gradients summed over chunks."""
+    return a.t() @ b if total is None else total.addmm_(a.t(), b)
+
+
 class _Mlp(torch.autograd.Function):
-    """Keeps the rows and the hidden layer before its GELU; the GELU's output is four times the rows, and rebuilt."""
+    """Keeps the rows and the hidden layer before its GELU; the GELU's output, four times the rows, is rebuilt.
+
+    Rows go through in chunks, so that what lies between the two layers never leaves the cache. A layer of one chunk
+    is small, and keeps the GELU's output too.
+    """
 
     @staticmethod
     def forward(ctx, x, w1, b1, w2, b2):
-        hidden = _matmul_t(x, w1, b1)
-        ctx.save_for_backward(x, w1, b1, w2, b2, hidden)
-        return _matmul_t(F.gelu(hidden), w2, b2)
+        chunks = _row_chunks(x.shape[0], w1.shape[0], x.element_size())
+        hidden, out = [], []
+        for rows in chunks:
+            hidden.append(_matmul_t(x[rows], w1, b1))
+            active = F.gelu(hidden[-1])
+            out.append(_matmul_t(active, w2, b2))
+        ctx.save_for_backward(x, w1, b1, w2, b2, active if len(chunks) == 1 else None, *hidden)
+        return _joined(out)
 
     @staticmethod
     def backward(ctx, grad):
-        x, w1, b1, w2, b2, hidden = ctx.saved_tensors
+        x, w1, b1, w2, b2, active, *hidden = ctx.saved_tensors
         if torch.is_grad_enabled():
             return _through_reference(_mlp, (x, w1, b1, w2, b2), grad)
-        need = ctx.needs_input_grad
+        need_x, need_w1, need_b1, need_w2, need_b2 = ctx.needs_input_grad
         grad = grad.contiguous()
-        d_w2 = grad.t() @ F.gelu(hidden) if need[3] else None
-        d_b2 = grad.sum(0) if need[4] else None
-        d_hidden = torch.ops.aten.gelu_backward(_matmul_t(grad, w2.t()), hidden)
-        d_w1 = d_hidden.t() @ x if need[1] else None
-        d_b1 = d_hidden.sum(0) if need[2] else None
-        d_x = _matmul_t(d_hidden, w1.t()) if need[0] else None
-        return d_x, d_w1, d_b1, d_w2, d_b2
+        d_w1 = d_w2 = None
+        d_b1: Any = 0.0 if need_b1 else None
+        d_x = []
+        for rows, h in zip(_row_chunks(x.shape[0], w1.shape[0], x.element_size()), hidden, strict=True):
+            if need_w2:
+                d_w2 = _plus_product(d_w2, grad[rows], F.gelu(h) if active is None else active)
+            d_h = torch.ops.aten.gelu_backward(_matmul_t(grad[rows], w2.t()), h)
+            if need_w1:
+                d_w1 = _plus_product(d_w1, d_h, x[rows])
+            if need_b1:
+                d_b1 = d_b1 + d_h.sum(0)
+            if need_x:
+                d_x.append(_matmul_t(d_h, w1.t()))
+        return _joined(d_x) if need_x else None, d_w1, d_b1, d_w2, grad.sum(0) if need_b2 else None
 
 
 def fast_mlp(x: Tensor, w1: Tensor, b1: Tensor | None, w2: Tensor, b2: Tensor | None) -> Tensor:
     """linear, GELU, linear on `(M, C)` rows."""
-    if torch.is_autocast_enabled(x.device.type):
+    if autocast_on(x.device):
         return _mlp(x, w1, b1, w2, b2)
     if _needs_grad(x, w1, b1, w2, b2):
         return _Mlp.apply(x, w1, b1, w2, b2)
@@ -179,28 +221,29 @@ def permute_rows(rows: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
     return F.embedding(index, rows)
 
 
-# --- attention -----------------------------------------------------------------------------------------------------
+# --- attention -------------------------------------------------------------------------------------------------
+
+Run = tuple[Group, list[tuple[int, slice]]]  # windows, and which part of them is of which kind
 
 
-def _heads(qkv: Tensor, windows: Group, N: int, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The queries, keys and values of some windows, read in place: three `(n, num_heads, N, head_dim)` views."""
+def _heads(qkv: Tensor, windows: Group, N: int, num_heads: int) -> Tensor:
+    """The queries, keys and values of some windows, as a view: `(3, n, num_heads, N, head_dim)`."""
     start, stop = windows
     rows = qkv[start * N : stop * N].view(stop - start, N, 3, num_heads, -1)
-    q, k, v = rows.permute(2, 0, 3, 1, 4)
-    return q, k, v
+    return rows.permute(2, 0, 3, 1, 4)
 
 
-def _unit(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Unit vectors along the last axis, and the lengths they had; in fp32 at least."""
-    x = x if x.dtype == torch.float64 else x.float()
-    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_min(1e-12)
+def _unit(x: Tensor, scale: Tensor | float = 1.0) -> tuple[Tensor, Tensor]:
+    """Vectors of length `scale` along the last axis, and what divided them; in fp32 at least."""
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    length = x.square().sum(-1, keepdim=True).sqrt().clamp_min(1e-12) / scale
     return x / length, length
 
 
 def _attend_group(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: Tensor | float) -> Tensor:
     """Attention of one kind of window by PyTorch's fused operation; `scale` is a tensor for cosine attention."""
     if isinstance(scale, Tensor):
-        q, k = (_unit(q)[0] * scale).to(v.dtype), _unit(k)[0].to(v.dtype)
+        q, k = _unit(q, scale)[0].to(v.dtype), _unit(k)[0].to(v.dtype)
         scale = 1.0
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias.to(q.dtype)[None], scale=scale)
     return out.transpose(1, 2).flatten(2).flatten(0, 1)  # (n * N, C)
@@ -209,93 +252,126 @@ def _attend_group(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: Tensor |
 def _attend(
     qkv: Tensor, bias: Tensor, scale: Tensor | float, groups: Sequence[Group], num_heads: int
 ) -> Tensor:
+    """Attention group by group; nothing of size N x N is written."""
     N = bias.shape[-1]
-    parts = [
-        _attend_group(*_heads(qkv, group, N, num_heads), kind, scale)
-        for group, kind in zip(groups, bias, strict=True)
-        if group[1] > group[0]
-    ]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    parts = []
+    for group, kind in zip(groups, bias, strict=True):
+        if group[1] > group[0]:
+            q, k, v = _heads(qkv, group, N, num_heads)
+            parts.append(_attend_group(q, k, v, kind, scale))
+    return _joined(parts)
 
 
-def _pieces(groups: Sequence[Group], bytes_per_window: int) -> list[tuple[int, Group]]:
-    """Cut each group into runs of windows whose probabilities fit `CHUNK_BYTES`: `(kind, (start, stop))`."""
-    step = max(1, CHUNK_BYTES // bytes_per_window)
-    return [
-        (kind, (i, min(i + step, stop)))
-        for kind, (start, stop) in enumerate(groups)
-        for i in range(start, stop, step)
-    ]
+def _runs(groups: Sequence[Group], bytes_per_window: int) -> list[Run]:
+    """Cut all windows into runs whose probabilities fit `CHUNK_BYTES`."""
+    step, total = max(1, CHUNK_BYTES // bytes_per_window), groups[-1][1]
+    runs = []
+    for i in range(0, total, step):
+        j = min(i + step, total)
+        kinds = [
+            (k, slice(max(a, i) - i, min(b, j) - i)) for k, (a, b) in enumerate(groups) if a < j and b > i
+        ]
+        runs.append(((i, j), kinds))
+    return runs
+
+
+def _probabilities(q: Tensor, k: Tensor, bias: Tensor, kinds: list[tuple[int, slice]]) -> Tensor:
+    """Softmax of `q @ k.T + bias` for a run of windows: `(n, num_heads, N, N)`, in the precision of the bias."""
+    scores = (q @ k.transpose(-2, -1)).to(bias.dtype)
+    for kind, part in kinds:
+        scores[part] += bias[kind]
+    return scores.softmax(-1)
 
 
 class _WindowAttention(torch.autograd.Function):
-    """Keeps q, k, v and the bias alone. The probabilities, N/head_dim times the rows, are rebuilt chunk by chunk."""
+    """Keeps q, k, v and the bias; the probabilities only where these are no larger than the queries (N <= head_dim).
+
+    Elsewhere the backward pass rebuilds the probabilities, run by run, and no N x N tensor of a whole stage exists.
+    """
 
     @staticmethod
     def forward(ctx, qkv, bias, scale, groups, num_heads):
-        ctx.save_for_backward(qkv, bias, scale if isinstance(scale, Tensor) else None)
-        ctx.scale, ctx.groups, ctx.num_heads = scale, groups, num_heads
-        if isinstance(scale, Tensor):
-            ctx.scale = None
-        return _attend(qkv, bias, scale, groups, num_heads)
+        cosine, N = isinstance(scale, Tensor), bias.shape[-1]
+        ctx.dot_scale, ctx.groups, ctx.num_heads = None if cosine else scale, groups, num_heads
+        scale = scale.detach() if cosine else scale  # with gradients on, SDPA would keep what we rebuild
+        probs = None
+        if qkv.shape[1] // (3 * num_heads) >= N:
+            out, probs = _attend_and_keep(qkv.detach(), bias.detach(), scale, groups, num_heads)
+        else:
+            out = _attend(qkv.detach(), bias.detach(), scale, groups, num_heads)
+        ctx.save_for_backward(qkv, bias, scale if cosine else None, probs)
+        return out
 
     @staticmethod
     def backward(ctx, grad):
-        qkv, bias, logit_scale = ctx.saved_tensors
+        qkv, bias, logit_scale, probs = ctx.saved_tensors
+        scale = ctx.dot_scale if logit_scale is None else logit_scale
         if torch.is_grad_enabled():
-            inputs = (qkv, bias, ctx.scale if logit_scale is None else logit_scale, ctx.groups, ctx.num_heads)
-            return _through_reference(_attend, inputs, grad)
-        d_qkv, d_bias = torch.empty_like(qkv), torch.zeros_like(bias)
-        d_scale: Any = 0.0 if logit_scale is not None else None
+            return _through_reference(_attend, (qkv, bias, scale, ctx.groups, ctx.num_heads), grad)
         N, num_heads = bias.shape[-1], ctx.num_heads
-        grad = grad.contiguous()
-        for kind, (start, stop) in _pieces(ctx.groups, num_heads * N * N * grad.element_size()):
-            windows = (start, stop)
-            d_out = grad[start * N : stop * N].view(stop - start, N, num_heads, -1).transpose(1, 2)
-            q, k, v = _heads(qkv, windows, N, num_heads)
-            into = _heads(d_qkv, windows, N, num_heads)
+        d_qkv, d_bias = torch.empty_like(qkv), torch.zeros_like(bias)
+        d_scale: Any = None if logit_scale is None else 0.0
+        for windows, kinds in _runs(ctx.groups, num_heads * N * N * grad.element_size()):
+            start, stop = windows
+            d_out = (
+                grad[start * N : stop * N]
+                .reshape(stop - start, N, num_heads, -1)
+                .transpose(1, 2)
+                .contiguous()
+            )
+            q, k, v = _heads(qkv, windows, N, num_heads).contiguous()
+            kept = None if probs is None else probs[start:stop]
             if logit_scale is None:
-                d_kind = _backward_dot(q, k, v, bias[kind], ctx.scale, d_out, into)
+                d_q, d_k, d_v, d_scores = _backward_dot(q, k, v, bias, kinds, scale, d_out, kept)
             else:
-                d_kind, d_s = _backward_cosine(q, k, v, bias[kind], logit_scale, d_out, into)
+                d_q, d_k, d_v, d_scores, d_s = _backward_cosine(q, k, v, bias, kinds, scale, d_out, kept)
                 d_scale = d_scale + d_s
-            d_bias[kind] += d_kind
+            for into, d in zip(_heads(d_qkv, windows, N, num_heads), (d_q, d_k, d_v), strict=True):
+                into.copy_(d)
+            for kind, part in kinds:
+                d_bias[kind] += d_scores[part].sum(0)
         return d_qkv, d_bias, d_scale, None, None
 
 
-def _backward_scores(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, d_out: Tensor) -> tuple[Tensor, Tensor]:
-    """From queries that carry their scale: the gradients of the scores and of the values."""
-    scores = (q @ k.transpose(-2, -1)).add_(bias)
-    high = scores.dtype if scores.dtype == torch.float64 else torch.float32
-    probs = scores.softmax(-1, dtype=high)
-    d_v = probs.to(v.dtype).transpose(-2, -1) @ d_out
-    d_probs = (d_out @ v.transpose(-2, -1)).to(high)
-    return torch.ops.aten._softmax_backward_data(d_probs, probs, -1, high), d_v
+def _attend_and_keep(qkv, bias, scale, groups, num_heads) -> tuple[Tensor, Tensor]:
+    """Attention that also returns its probabilities `(num_windows, num_heads, N, N)`."""
+    N = bias.shape[-1]
+    q, k, v = _heads(qkv, (0, groups[-1][1]), N, num_heads).contiguous()
+    if isinstance(scale, Tensor):
+        q, k = _unit(q, scale)[0].to(v.dtype), _unit(k)[0].to(v.dtype)
+    else:
+        q *= scale
+    probs = _probabilities(q, k, bias, [(kind, slice(*group)) for kind, group in enumerate(groups)])
+    return (probs.to(v.dtype) @ v).transpose(1, 2).reshape(qkv.shape[0], -1), probs
 
 
-def _backward_dot(q, k, v, bias, scale: float, d_out, into) -> Tensor:
-    """Write the gradients of q, k, v into the views `into`; return the bias gradient `(num_heads, N, N)`."""
-    q = q * scale
-    d_scores, d_v = _backward_scores(q, k, v, bias, d_out)
-    d_bias = d_scores.sum(0)
-    d_scores = d_scores.to(q.dtype)
-    into[0].copy_((d_scores @ k).mul_(scale))
-    into[1].copy_(d_scores.transpose(-2, -1) @ q)
-    into[2].copy_(d_v)
-    return d_bias
+def _backward_scores(probs: Tensor, v: Tensor, d_out: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of the scores and of the values."""
+    d_probs = (d_out @ v.transpose(-2, -1)).to(probs.dtype)
+    d_scores = torch.ops.aten._softmax_backward_data(d_probs, probs, -1, probs.dtype)
+    return d_scores, probs.to(v.dtype).transpose(-2, -1) @ d_out
 
 
-def _backward_cosine(q, k, v, bias, scale: Tensor, d_out, into) -> tuple[Tensor, Tensor]:
-    """As `_backward_dot` for cosine attention; returns the gradients of the bias and of the scale."""
+def _backward_dot(q, k, v, bias, kinds, scale: float, d_out, probs) -> tuple[Tensor, ...]:
+    """Gradients of q, k, v and the scores, for dot-product attention."""
+    q *= scale
+    probs = _probabilities(q, k, bias, kinds) if probs is None else probs
+    d_scores, d_v = _backward_scores(probs, v, d_out)
+    low = d_scores.to(q.dtype)
+    return (low @ k).mul_(scale), low.transpose(-2, -1) @ q, d_v, d_scores
+
+
+def _backward_cosine(q, k, v, bias, kinds, scale: Tensor, d_out, probs) -> tuple[Tensor, ...]:
+    """Gradients of q, k, v, the scores and the scale, for cosine attention."""
     (q, q_length), (k, k_length) = _unit(q), _unit(k)
-    d_scores, d_v = _backward_scores((q * scale).to(v.dtype), k.to(v.dtype), v, bias, d_out)
-    d_q = d_scores @ k  # with respect to scale * unit query
-    d_k = d_scores.transpose(-2, -1) @ (q * scale)
-    d_scale = (d_q * q).sum(dim=(0, 2, 3))[:, None, None]
-    into[0].copy_(_backward_unit(d_q * scale, q, q_length))
-    into[1].copy_(_backward_unit(d_k, k, k_length))
-    into[2].copy_(d_v)
-    return d_scores.sum(0), d_scale.to(scale.dtype)
+    scaled, unit_k = (q * scale).to(v.dtype), k.to(v.dtype)
+    probs = _probabilities(scaled, unit_k, bias, kinds) if probs is None else probs
+    d_scores, d_v = _backward_scores(probs, v, d_out)
+    low = d_scores.to(v.dtype)
+    d_scaled, d_k = low @ unit_k, low.transpose(-2, -1) @ scaled
+    d_scale = (d_scaled * q).sum(dim=(0, 2, 3))[:, None, None].to(scale.dtype)
+    d_q = _backward_unit(d_scaled * scale, q, q_length)
+    return d_q, _backward_unit(d_k, k, k_length), d_v, d_scores, d_scale
 
 
 def _backward_unit(grad: Tensor, unit: Tensor, length: Tensor) -> Tensor:
@@ -314,7 +390,7 @@ def window_attention(
         scale: 1/sqrt(head_dim), or the tensor `(num_heads, 1, 1)` that multiplies cosines (V2).
         groups: the run of windows that each kind's bias is for; together they are all windows.
     """
-    with torch.autocast(qkv.device.type, enabled=False):
+    with no_autocast(qkv.device):
         if _needs_grad(qkv, bias, scale if isinstance(scale, Tensor) else None):
             return _WindowAttention.apply(qkv, bias, scale, tuple(groups), num_heads)
         return _attend(qkv, bias, scale, groups, num_heads)

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .fast import fast_mlp
+from .fast import fast_mlp, is_eager, is_plain, linear
 
 
 class PatchEmbed(nn.Module):
@@ -23,7 +23,17 @@ class PatchEmbed(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         H, W = x.shape[-2:]
         x = F.pad(x, (0, -W % self.patch_size, 0, -H % self.patch_size))
+        if is_eager(x) and type(self.proj) is nn.Conv2d and is_plain(self.proj):
+            return self.norm(self._project_patches(x))
         return self.norm(self.proj(x).permute(0, 2, 3, 1))  # (B, H/p, W/p, C)
+
+    def _project_patches(self, x: Tensor) -> Tensor:
+        """The convolution as what it is: one linear layer on flattened patches, `(B, H/p, W/p, C)`."""
+        B, channels, H, W = x.shape
+        p = self.patch_size
+        patches = x.view(B, channels, H // p, p, W // p, p).permute(0, 2, 4, 1, 3, 5)
+        rows = linear(patches.reshape(-1, channels * p * p), self.proj.weight.flatten(1), self.proj.bias)
+        return rows.view(B, H // p, W // p, -1)
 
 
 class PatchMerging(nn.Module):
@@ -45,7 +55,12 @@ class PatchMerging(nn.Module):
         H, W = (H + 1) // 2, (W + 1) // 2
         x = x.reshape(-1, H, 2, W, 2, C).permute(0, 1, 3, 4, 2, 5)  # (B, H/2, W/2, column, row, C)
         x = x.reshape(-1, H, W, 4 * C)
-        return self.norm(self.reduction(x)) if self.post_norm else self.reduction(self.norm(x))
+        return self.norm(self._reduce(x)) if self.post_norm else self._reduce(self.norm(x))
+
+    def _reduce(self, x: Tensor) -> Tensor:
+        if not (is_eager(x) and type(self.reduction) is nn.Linear and is_plain(self.reduction)):
+            return self.reduction(x)
+        return linear(x.flatten(0, 2), self.reduction.weight).view(*x.shape[:3], -1)
 
 
 class Mlp(nn.Module):

@@ -23,7 +23,8 @@ def load_pretrained(model: nn.Module, name: str) -> None:
     A classifier of another size keeps its fresh weights; everything else must fit.
 
     Raises:
-        FileNotFoundError: no weights of that name are here, or the network cannot be reached.
+        FileNotFoundError: the zoo's file of that name is not here.
+        ConnectionError, ModuleNotFoundError: timm's weights cannot be fetched; the message says what to do.
     """
     if "_micro_" in name:
         path = zoo_folder() / f"{name}.safetensors"
@@ -34,4 +35,4 @@ def load_pretrained(model: nn.Module, name: str) -> None:
             )
     else:
         path = fetch_pretrained(name)
-    load_weights(model, path, strict=False)
+    load_weights(model, path)
