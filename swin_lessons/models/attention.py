@@ -12,7 +12,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from .fast import is_symbolic, linear, no_autocast, window_attention
+from .fast import (
+    in_transform,
+    is_plain,
+    is_symbolic,
+    linear,
+    no_autocast,
+    unit_vectors,
+    window_attention,
+)
 from .layout import RowLayout, kind_masks
 from .windows import (
     Size,
@@ -99,7 +107,7 @@ class WindowAttention(nn.Module):
         self.proj_drop = nn.Dropout(proj_drop)
         self.register_buffer("folded_bias", None, persistent=False)
         self._folded_from: tuple = ()
-        self.register_load_state_dict_post_hook(lambda module, _: module.fold())
+        self.register_load_state_dict_post_hook(_fold_after_loading)
 
     # --- what V1 and V2 do differently ---
 
@@ -196,23 +204,35 @@ class WindowAttention(nn.Module):
 
     def current_bias(self, window: Size) -> Tensor:
         """The folded bias where it is valid, else the bias worked out from the parameters."""
-        if self.training or self.folded_bias is None or window != self.window_size:
+        folded = self.folded_bias
+        if folded is None or window != self.window_size or not self._fold_is_valid():
             return self.relative_position_bias(window)
+        return folded
+
+    def _fold_is_valid(self) -> bool:
+        """False in training, and after any change of the parameters that the bias comes from.
+
+        A compiled model outlives such changes, so it works the bias out; an exported one is a frozen copy.
+        """
+        if self.training or in_transform():
+            return False
         parameters = self._bias_parameters()
         if torch.is_grad_enabled() and any(p.requires_grad for p in parameters):
-            return self.relative_position_bias(window)
-        if not torch.compiler.is_compiling() and self._folded_from != _versions(parameters):
-            return self.relative_position_bias(window)
-        return self.folded_bias
+            return False
+        if torch.compiler.is_compiling():
+            return torch.compiler.is_exporting()
+        if len(parameters) != len(self._folded_from):
+            return False
+        return all(_is_same(p, stamp) for p, stamp in zip(parameters, self._folded_from, strict=True))
 
-    @torch.no_grad()
     def fold(self) -> None:
         """Work out the bias once for inference. `eval()`, `load_state_dict` and `to` do this by themselves."""
         parameters = self._bias_parameters()
         self.folded_bias, self._folded_from = None, ()
         if not self.training and not any(p.is_meta or p.is_inference() for p in parameters):
-            self.folded_bias = self.relative_position_bias(self.window_size).contiguous()
-            self._folded_from = _versions(parameters)
+            with torch.inference_mode(False), torch.no_grad():  # training cannot use an inference tensor
+                self.folded_bias = self.relative_position_bias(self.window_size).contiguous()
+            self._folded_from = tuple(_stamp(p) for p in parameters)
 
     def train(self, mode: bool = True):
         super().train(mode)
@@ -228,14 +248,38 @@ class WindowAttention(nn.Module):
         return f"window_size={self.window_size}, shift_size={self.shift_size}, num_heads={self.num_heads}"
 
 
+def _fold_after_loading(module: WindowAttention, _) -> None:
+    module.fold()
+
+
 def _own_parameters(module: nn.Module, *names: str) -> list[Tensor]:
-    """Parameters themselves, also while `torch.fx` puts stand-ins where attributes are read."""
-    return [cast(Tensor, module._parameters[name]) for name in names]
+    """Parameters themselves, also while `torch.fx` puts stand-ins where attributes are read.
+
+    A parameter that pruning or a parametrization computes is no longer registered: then its present value.
+    """
+    found = (module._parameters.get(name) for name in names)
+    return [
+        getattr(module, name) if value is None else value for name, value in zip(names, found, strict=True)
+    ]
 
 
-def _versions(parameters: list[Tensor]) -> tuple:
-    """Changes whenever a parameter is written in place or replaced."""
-    return tuple((p.data_ptr(), -1 if p.is_inference() else p._version) for p in parameters)
+Stamp = tuple[Tensor, int, int]  # contents, address and version of a parameter
+
+
+def _stamp(p: Tensor) -> Stamp:
+    """What tells later whether a parameter has changed: on a CPU its contents, since `.data` hides writes."""
+    contents = p.detach().clone() if p.device.type == "cpu" else p.detach()
+    return contents, p.data_ptr(), p._version
+
+
+def _is_same(p: Tensor, stamp: Stamp) -> bool:
+    """Does a parameter still hold what it held? Off the CPU, comparing contents would wait for the device."""
+    contents, address, version = stamp
+    if p.dtype != contents.dtype or p.device != contents.device:
+        return False
+    if p.device.type == "cpu":
+        return torch.equal(p, contents)
+    return not p.is_inference() and (p.data_ptr(), p._version) == (address, version)
 
 
 class WindowAttentionV2(WindowAttention):
@@ -260,26 +304,34 @@ class WindowAttentionV2(WindowAttention):
         """Initialise what places tokens: nothing, since `cpb_mlp` is made of linear layers."""
 
     def relative_position_bias(self, window: Size) -> Tensor:
-        weight = self._bias_parameters()[0]
+        (scale,) = _own_parameters(self, "logit_scale")
         trained, own = self.pretrained_window_size, self.window_size
         reference = (trained[0] or own[0], trained[1] or own[1])
-        high = torch.promote_types(weight.dtype, torch.float32)
-        with no_autocast(weight.device):
-            coords = relative_coords_table(window, reference, weight.device, high)
-            table = 16 * self._cpb(coords).sigmoid()
-        index = relative_position_index(window, None, weight.device)
+        high = torch.promote_types(scale.dtype, torch.float32)
+        with no_autocast(scale.device):
+            coords = relative_coords_table(window, reference, scale.device, high)
+            table = 16 * self._cpb(coords, scale.dtype).sigmoid()
+        index = relative_position_index(window, None, scale.device)
         return table[index].permute(2, 0, 1)
 
-    def _cpb(self, coords: Tensor) -> Tensor:
-        """The small network from coordinates to biases, in the precision of the coordinates."""
+    def _cpb(self, coords: Tensor, dtype: torch.dtype) -> Tensor:
+        """The small network from coordinates to biases, in the precision of the coordinates where it can be."""
         first, last = cast(nn.Linear, self.cpb_mlp[0]), cast(nn.Linear, self.cpb_mlp[2])
-        if self._bias_parameters()[0].dtype == coords.dtype:
-            return self.cpb_mlp(coords)
+        if dtype == coords.dtype or not self._cpb_is_plain():
+            return self.cpb_mlp(coords.to(dtype)).to(coords.dtype)
         hidden = F.relu(F.linear(coords, first.weight.to(coords.dtype), first.bias.to(coords.dtype)))
         return F.linear(hidden, last.weight.to(coords.dtype))
 
+    def _cpb_is_plain(self) -> bool:
+        first, last = self.cpb_mlp[0], self.cpb_mlp[2]
+        return type(first) is type(last) is nn.Linear and is_plain(first, last)
+
     def _bias_parameters(self) -> list[Tensor]:
-        return _own_parameters(self.cpb_mlp[0], "weight", "bias") + _own_parameters(self.cpb_mlp[2], "weight")
+        if self._cpb_is_plain():
+            return _own_parameters(self.cpb_mlp[0], "weight", "bias") + _own_parameters(
+                self.cpb_mlp[2], "weight"
+            )
+        return [*self.cpb_mlp.parameters(), *self.cpb_mlp.buffers()]  # pruned, quantised or replaced
 
     def _qkv_bias(self) -> Tensor | None:
         if self.q_bias is None or self.v_bias is None:
@@ -287,11 +339,15 @@ class WindowAttentionV2(WindowAttention):
         return torch.cat((self.q_bias, torch.zeros_like(self.q_bias), self.v_bias))  # keys have no bias
 
     def project_qkv(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.qkv.weight, self._qkv_bias())
+        bias = self._qkv_bias()
+        if type(self.qkv) is nn.Linear and is_plain(self.qkv):
+            return F.linear(x, self.qkv.weight, bias)
+        qkv = self.qkv(x)  # a hook, an adapter or a quantised layer must see its input
+        return qkv if bias is None else qkv + bias.to(qkv.dtype)
 
     def _row_scale(self) -> Tensor:
         return self.logit_scale.clamp(max=math.log(100)).exp()
 
     def scale_qk(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        unit_q, unit_k = (F.normalize(at_least_fp32(t), dim=-1) for t in (q, k))
+        unit_q, unit_k = (unit_vectors(at_least_fp32(t)) for t in (q, k))
         return (unit_q * self._row_scale()).to(q.dtype), unit_k.to(k.dtype)

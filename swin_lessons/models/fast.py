@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn.modules import module as _module
 
 CHUNK_BYTES = 8 << 20  # attention probabilities held at once in a backward pass: they should stay in cache
@@ -33,8 +34,13 @@ def is_eager(x: Tensor) -> bool:
         type(x) is Tensor
         and not torch.compiler.is_compiling()
         and not torch.jit.is_tracing()
-        and torch._C._functorch.peek_interpreter_stack() is None
+        and not in_transform()
     )
+
+
+def in_transform() -> bool:
+    """True within `torch.func`'s transforms (vmap, grad, jvp) and forward-mode differentiation."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
 def autocast_on(device: torch.device) -> bool:
@@ -53,23 +59,35 @@ def is_symbolic(x: Any) -> bool:
 
 
 def is_plain(*modules: nn.Module) -> bool:
-    """True when nobody watches or replaced these layers: standard classes, no hooks, no parametrizations."""
-    if _module._global_forward_hooks or _module._global_forward_pre_hooks or _module._global_backward_hooks:
+    """True when nobody watches or replaced these layers: no hooks, no other `forward`, no special parameters."""
+    if (
+        _module._global_forward_hooks
+        or _module._global_forward_pre_hooks
+        or _module._global_backward_hooks
+        or _module._global_backward_pre_hooks
+    ):
         return False
-    return not any(
-        m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks
-        for m in modules
-    )
+    return all(_is_untouched(m) for m in modules)
+
+
+def _is_untouched(m: nn.Module) -> bool:
+    hooks = m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks
+    return not hooks and "forward" not in m.__dict__ and all(map(_is_ordinary, m._parameters.values()))
+
+
+def _is_ordinary(parameter: Tensor | None) -> bool:
+    """Quantised and sharded parameters are subclasses with operations of their own."""
+    return parameter is None or type(parameter) in (nn.Parameter, Tensor)
 
 
 # --- matrix products ---------------------------------------------------------------------------------------------
 
 
-def _onednn(x: Tensor) -> bool:
+def _onednn(x: Tensor, weight: Tensor) -> bool:
     """Does oneDNN's own linear layer pay here? fp32 on an x86 CPU; elsewhere `F.linear` is already the best."""
     return bool(
-        x.dtype == torch.float32
-        and x.device.type == "cpu"
+        x.dtype == weight.dtype == torch.float32
+        and x.device.type == weight.device.type == "cpu"
         and platform.machine() in ("x86_64", "AMD64")
         and torch.backends.mkldnn.is_available()
         and torch.backends.mkldnn.enabled
@@ -80,7 +98,7 @@ def _onednn(x: Tensor) -> bool:
 
 def _matmul_t(x: Tensor, weight: Tensor, bias: Tensor | None = None, gelu: bool = False) -> Tensor:
     """`x @ weight.T + bias`, then GELU if asked, without autograd: `(M, K)`, `(O, K)` -> `(M, O)`."""
-    if _onednn(x):
+    if _onednn(x, weight):
         post: tuple = ("gelu", [], "none") if gelu else ("none", [], "")
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, *post)
     y = F.linear(x, weight, bias)
@@ -91,11 +109,21 @@ def _needs_grad(*tensors: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
+def _by_autograd(grad: Tensor) -> bool:
+    """Hand-written backward passes have no second derivative and know no vmap: then plain autograd must do."""
+    return torch.is_grad_enabled() or torch._C._functorch.is_legacy_batchedtensor(grad)
+
+
 def _through_reference(function, inputs: Sequence[Any], grad: Tensor) -> tuple[Tensor | None, ...]:
-    """Gradients by plain autograd: for a second derivative, which the hand-written backward passes lack."""
-    wanted = [t for t in inputs if isinstance(t, Tensor) and t.requires_grad]
-    grads = iter(torch.autograd.grad(function(*inputs), wanted, grad, create_graph=True))
-    return tuple(next(grads) if isinstance(t, Tensor) and t.requires_grad else None for t in inputs)
+    """Gradients by plain autograd, differentiable again where that is wanted."""
+    wanted = [isinstance(t, Tensor) and t.requires_grad for t in inputs]
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        alias = [t.view_as(t) if w else t for t, w in zip(inputs, wanted, strict=True)]
+        out = function(*alias)
+    ours = [t for t, w in zip(alias, wanted, strict=True) if w]
+    grads = iter(torch.autograd.grad(out, ours, grad, create_graph=again))
+    return tuple(next(grads) if w else None for w in wanted)
 
 
 class _Linear(torch.autograd.Function):
@@ -107,7 +135,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         x, weight, bias = ctx.saved_tensors
-        if torch.is_grad_enabled():
+        if _by_autograd(grad):
             return _through_reference(F.linear, (x, weight, bias), grad)
         grad = grad.contiguous()
         return (
@@ -119,7 +147,7 @@ class _Linear(torch.autograd.Function):
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`F.linear` for `(M, K)` rows."""
-    if not _onednn(x):
+    if not _onednn(x, weight):
         return F.linear(x, weight, bias)
     if _needs_grad(x, weight, bias):
         return _Linear.apply(x, weight, bias)
@@ -169,7 +197,7 @@ class _Mlp(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         x, w1, b1, w2, b2, active, *hidden = ctx.saved_tensors
-        if torch.is_grad_enabled():
+        if _by_autograd(grad):
             return _through_reference(_mlp, (x, w1, b1, w2, b2), grad)
         need_x, need_w1, need_b1, need_w2, need_b2 = ctx.needs_input_grad
         grad = grad.contiguous()
@@ -233,10 +261,20 @@ def _heads(qkv: Tensor, windows: Group, N: int, num_heads: int) -> Tensor:
     return rows.permute(2, 0, 3, 1, 4)
 
 
+def unit_vectors(x: Tensor) -> Tensor:
+    """Vectors of length 1 along the last axis. A zero vector stays zero and gets no gradient.
+
+    Padding makes zero keys in V2; `F.normalize` gives them gradients of 1e12, which overflow in fp16.
+    """
+    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return x / length.masked_fill(length == 0, torch.inf)
+
+
 def _unit(x: Tensor, scale: Tensor | float = 1.0) -> tuple[Tensor, Tensor]:
-    """Vectors of length `scale` along the last axis, and what divided them; in fp32 at least."""
+    """`unit_vectors` times `scale`, in fp32 at least and faster, without autograd; and what divided them."""
     x = x.to(torch.promote_types(x.dtype, torch.float32))
-    length = x.square().sum(-1, keepdim=True).sqrt().clamp_min(1e-12) / scale
+    length = x.square().sum(-1, keepdim=True).sqrt_()
+    length = length.masked_fill_(length == 0, torch.inf) / scale
     return x / length, length
 
 
@@ -260,6 +298,19 @@ def _attend(
             q, k, v = _heads(qkv, group, N, num_heads)
             parts.append(_attend_group(q, k, v, kind, scale))
     return _joined(parts)
+
+
+def _attend_explicitly(qkv, bias, scale, groups, num_heads):
+    """`_attend` of operations that can all be differentiated twice."""
+    N = bias.shape[-1]
+    q, k, v = _heads(qkv, (0, groups[-1][1]), N, num_heads)
+    if isinstance(scale, Tensor):
+        high = torch.promote_types(qkv.dtype, torch.float32)
+        q, k = unit_vectors(q.to(high)).to(v.dtype), unit_vectors(k.to(high)).to(v.dtype)
+    scores = (q * scale).to(v.dtype) @ k.transpose(-2, -1)
+    parts = [scores[slice(*group)] + kind for group, kind in zip(groups, bias, strict=True)]
+    probs = _joined(parts).softmax(-1).to(v.dtype)
+    return (probs @ v).transpose(1, 2).reshape(qkv.shape[0], -1)
 
 
 def _runs(groups: Sequence[Group], bytes_per_window: int) -> list[Run]:
@@ -293,12 +344,12 @@ class _WindowAttention(torch.autograd.Function):
     def forward(ctx, qkv, bias, scale, groups, num_heads):
         cosine, N = isinstance(scale, Tensor), bias.shape[-1]
         ctx.dot_scale, ctx.groups, ctx.num_heads = None if cosine else scale, groups, num_heads
-        scale = scale.detach() if cosine else scale  # with gradients on, SDPA would keep what we rebuild
+        constant = scale.detach() if cosine else scale  # with gradients on, SDPA would keep what we rebuild
         probs = None
         if qkv.shape[1] // (3 * num_heads) >= N:
-            out, probs = _attend_and_keep(qkv.detach(), bias.detach(), scale, groups, num_heads)
+            out, probs = _attend_and_keep(qkv.detach(), bias.detach(), constant, groups, num_heads)
         else:
-            out = _attend(qkv.detach(), bias.detach(), scale, groups, num_heads)
+            out = _attend(qkv.detach(), bias.detach(), constant, groups, num_heads)
         ctx.save_for_backward(qkv, bias, scale if cosine else None, probs)
         return out
 
@@ -306,8 +357,8 @@ class _WindowAttention(torch.autograd.Function):
     def backward(ctx, grad):
         qkv, bias, logit_scale, probs = ctx.saved_tensors
         scale = ctx.dot_scale if logit_scale is None else logit_scale
-        if torch.is_grad_enabled():
-            return _through_reference(_attend, (qkv, bias, scale, ctx.groups, ctx.num_heads), grad)
+        if _by_autograd(grad):
+            return _through_reference(_attend_explicitly, (qkv, bias, scale, ctx.groups, ctx.num_heads), grad)
         N, num_heads = bias.shape[-1], ctx.num_heads
         d_qkv, d_bias = torch.empty_like(qkv), torch.zeros_like(bias)
         d_scale: Any = None if logit_scale is None else 0.0
@@ -319,7 +370,7 @@ class _WindowAttention(torch.autograd.Function):
                 .transpose(1, 2)
                 .contiguous()
             )
-            q, k, v = _heads(qkv, windows, N, num_heads).contiguous()
+            q, k, v = _heads(qkv, windows, N, num_heads).clone(memory_format=torch.contiguous_format)
             kept = None if probs is None else probs[start:stop]
             if logit_scale is None:
                 d_q, d_k, d_v, d_scores = _backward_dot(q, k, v, bias, kinds, scale, d_out, kept)
@@ -336,7 +387,7 @@ class _WindowAttention(torch.autograd.Function):
 def _attend_and_keep(qkv, bias, scale, groups, num_heads) -> tuple[Tensor, Tensor]:
     """Attention that also returns its probabilities `(num_windows, num_heads, N, N)`."""
     N = bias.shape[-1]
-    q, k, v = _heads(qkv, (0, groups[-1][1]), N, num_heads).contiguous()
+    q, k, v = _heads(qkv, (0, groups[-1][1]), N, num_heads).clone(memory_format=torch.contiguous_format)
     if isinstance(scale, Tensor):
         q, k = _unit(q, scale)[0].to(v.dtype), _unit(k)[0].to(v.dtype)
     else:
