@@ -39,7 +39,7 @@ def keep_freed_memory() -> bool:
     """Tell glibc to keep the memory that tensors give back, instead of returning it to the system each time.
 
     Otherwise every large activation is mapped anew, page by page, which costs Swin-T about 5 % of a training
-    step on a CPU. It holds for this process until it ends. Returns whether the C library took it; those other than glibc do not.
+    step on a CPU. It holds for this process until it ends. Returns whether the C library took it; only glibc does.
     """
     import ctypes
 
