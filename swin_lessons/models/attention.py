@@ -44,29 +44,24 @@ def at_least_fp32(x: Tensor) -> Tensor:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor | None, drop: float = 0.0) -> Tensor:
-    """Explicit attention in windows: three `(B, num_windows, num_heads, N, head_dim)` -> the same shape.
+    """Explicit attention in n windows: three `(n, num_heads, N, head_dim)` -> the same shape. q carries its scale.
 
-    `bias` is `(num_heads, N, N)`; `mask` is `(num_windows, N, N)`, True where a query may see a key. q is scaled.
+    `bias` is `(num_heads, N, N)`; `mask` is `(n, N, N)`, True where a query may see a key: itself at least.
     """
     scores = q @ k.transpose(-2, -1) + bias
     if mask is not None:
-        scores = scores.masked_fill(
-            ~mask[:, None], -torch.inf
-        )  # a token always sees itself, so no row is empty
+        scores = scores.masked_fill(~mask[:, None], -torch.inf)
     return F.dropout(scores.softmax(-1), drop, training=drop > 0) @ v
 
 
 def attend_sdpa(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor | None, drop: float = 0.0
 ) -> Tensor:
-    """`attend` by PyTorch's fused operation; windows and heads share an axis, so one bias serves the batch."""
-    _, num_windows, num_heads, N, head_dim = q.shape
-    bias = bias.to(q.dtype).expand(num_windows, -1, -1, -1)
+    """`attend` by PyTorch's fused operation, which takes bias and mask as one tensor."""
+    bias = bias.to(q.dtype)[None]
     if mask is not None:
         bias = bias.masked_fill(~mask[:, None], -torch.inf)
-    q, k, v = (t.reshape(-1, num_windows * num_heads, N, head_dim) for t in (q, k, v))
-    out = F.scaled_dot_product_attention(q, k, v, bias.reshape(1, -1, N, N), dropout_p=drop, scale=1.0)
-    return out.reshape(-1, num_windows, num_heads, N, head_dim)
+    return F.scaled_dot_product_attention(q, k, v, bias, dropout_p=drop, scale=1.0)
 
 
 class WindowAttention(nn.Module):
@@ -78,7 +73,7 @@ class WindowAttention(nn.Module):
         dim: channels C; `num_heads` must divide it.
         window_size: (h, w) of a window, in tokens.
         shift_size: how far windows are rolled, in tokens; (0, 0) for regular windows.
-        window_chunk: attend to so many windows of an image at a time on the readable path (0: all at once).
+        window_chunk: attend to so many windows at a time on the readable path (0: all at once).
     """
 
     def __init__(
@@ -146,22 +141,22 @@ class WindowAttention(nn.Module):
         H, W = self.input_size if is_symbolic(x) else x.shape[1:3]
         window, shift = fit_window((H, W), self.window_size, self.shift_size)
         Hp, Wp = H + -H % window[0], W + -W % window[1]  # padded
-        mask = None if shift == (0, 0) else shift_mask(Hp, Wp, window, shift, x.device)
+        mask = None
+        if shift != (0, 0):
+            mask = shift_mask(Hp, Wp, window, shift, x.device).repeat(x.shape[0], 1, 1)
         windows = window_partition(cyclic_shift(pad_to_windows(x, window), shift), window)
-        num_windows = (Hp // window[0]) * (Wp // window[1])
-        windows = self.attend_windows(windows, window, num_windows, mask)
+        windows = self.attend_windows(windows, window, mask)
         x = window_reverse(windows, window, Hp, Wp)
         return cyclic_shift(x, (-shift[0], -shift[1]))[:, :H, :W]
 
-    def attend_windows(self, x: Tensor, window: Size, num_windows: int, mask: Tensor | None = None) -> Tensor:
-        """Attention within each window: `(B * num_windows, N, C)` -> the same; `mask` as in `attend`."""
-        N, C = window[0] * window[1], x.shape[-1]
-        qkv = self.project_qkv(x).reshape(-1, num_windows, N, 3, self.num_heads, C // self.num_heads)
-        q, k, v = qkv.permute(3, 0, 1, 4, 2, 5).unbind(0)  # each (B, num_windows, num_heads, N, head_dim)
+    def attend_windows(self, x: Tensor, window: Size, mask: Tensor | None = None) -> Tensor:
+        """Attention within each of n windows: `(n, N, C)` -> `(n, N, C)`; `mask` as in `attend`."""
+        n, N, C = x.shape
+        qkv = self.project_qkv(x).reshape(n, N, 3, self.num_heads, C // self.num_heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each (n, num_heads, N, head_dim)
         q, k = self.scale_qk(q, k)
-        bias = self.current_bias(window)
-        x = self._attend_chunks(q, k, v, bias.to(q.dtype), mask)
-        x = x.transpose(2, 3).reshape(-1, N, C)
+        bias = self.current_bias(window).to(q.dtype)
+        x = self._attend_chunks(q, k, v, bias, mask).transpose(1, 2).reshape(n, N, C)
         return self.proj_drop(self.proj(x))
 
     def project_qkv(self, x: Tensor) -> Tensor:
@@ -172,16 +167,15 @@ class WindowAttention(nn.Module):
         core = attend_sdpa if self.attention == "sdpa" else attend
         drop = self.attn_drop if self.training else 0.0
         step = self.window_chunk
-        if not step or is_symbolic(q) or q.shape[1] <= step:
+        if not step or is_symbolic(q) or len(q) <= step:
             return core(q, k, v, bias, mask, drop)
         parts = []
-        for i in range(0, q.shape[1], step):  # sequential attention, Swin V2 section 3.5
+        for i in range(0, len(q), step):  # sequential attention, Swin V2 section 3.5
             part = slice(i, i + step)
-            args = (q[:, part], k[:, part], v[:, part], bias, None if mask is None else mask[part], drop)
-            parts.append(
-                checkpoint(core, *args, use_reentrant=False) if torch.is_grad_enabled() else core(*args)
-            )
-        return torch.cat(parts, dim=1)
+            args = (q[part], k[part], v[part], bias, None if mask is None else mask[part], drop)
+            keep = torch.is_grad_enabled()
+            parts.append(checkpoint(core, *args, use_reentrant=False) if keep else core(*args))
+        return torch.cat(parts)
 
     # --- the fast path ---
 
@@ -212,9 +206,9 @@ class WindowAttention(nn.Module):
     def _fold_is_valid(self) -> bool:
         """False in training, and after any change of the parameters that the bias comes from.
 
-        A compiled model outlives such changes, so it works the bias out; an exported one is a frozen copy.
+        A compiled or traced model outlives such changes, so it works the bias out; an exported one is frozen.
         """
-        if self.training or in_transform():
+        if self.training or in_transform() or torch.jit.is_tracing():
             return False
         parameters = self._bias_parameters()
         if torch.is_grad_enabled() and any(p.requires_grad for p in parameters):

@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from numbers import Integral
 from typing import cast
 
 import torch
@@ -27,11 +28,10 @@ MICRO_BATCH_BYTES = (
 
 def pair(value: int | Sequence[int]) -> Size:
     """`7` -> `(7, 7)`; `(7, 9)` stays."""
-    if isinstance(value, int):
-        return value, value
-    if len(value) != 2:
-        raise ValueError(f"expected one size or (height, width), got {value!r}")
-    return int(value[0]), int(value[1])
+    values = [value, value] if isinstance(value, Integral) else value
+    if not isinstance(values, Sequence) or [isinstance(v, Integral) for v in values] != [True, True]:
+        raise ValueError(f"expected one whole number or (height, width), got {value!r}")
+    return int(values[0]), int(values[1])
 
 
 @dataclass(frozen=True)
@@ -105,6 +105,10 @@ def _validate(c: SwinConfig) -> None:
             raise ValueError(f"{name}={getattr(c, name)} is a probability: choose 0 to 1")
     if c.num_classes < 0:
         raise ValueError(f"num_classes={c.num_classes}: choose 0 (no classifier) or more")
+    if c.window_chunk < 0:
+        raise ValueError(f"window_chunk={c.window_chunk}: choose 0 (all windows at once) or more")
+    if c.mlp_ratio <= 0:
+        raise ValueError(f"mlp_ratio={c.mlp_ratio} must be positive")
     if c.attention not in ("auto", "reference", "sdpa"):
         raise ValueError(f"attention={c.attention!r}: choose 'auto', 'reference' or 'sdpa'")
 
@@ -223,19 +227,34 @@ class SwinStage(nn.Module):
 
     def _rows_allowed(self) -> bool:
         """The fast path must not go round a hook, a replaced layer, dropout or a wish for the reference."""
-        return all(_standard(block) for block in self.all_blocks())
+        blocks = self.all_blocks()
+        return all(_standard(b) and b.attn.window_size == blocks[0].attn.window_size for b in blocks)
 
 
-STANDARD = {nn.LayerNorm, nn.Linear, Mlp, WindowAttention, WindowAttentionV2, SwinBlock, SwinBlockV2, nn.GELU}
+STANDARD = {
+    *(SwinBlock, SwinBlockV2, WindowAttention, WindowAttentionV2, Mlp),
+    *(nn.LayerNorm, nn.Linear, nn.GELU, nn.Dropout, DropPath),
+}
 
 
 def _standard(block: SwinBlock) -> bool:
-    attn, mlp = block.attn, block.mlp
-    parts = (block, block.norm1, block.norm2, attn, attn.qkv, attn.proj, mlp, mlp.fc1, mlp.act, mlp.fc2)
+    parts = _parts(block)
     if not all(type(m) in STANDARD for m in parts) or not is_plain(*parts):
         return False
-    drops = attn.attn_drop or attn.proj_drop.p or mlp.drop.p
-    return attn.attention != "reference" and not (drops and block.training)
+    attn, mlp = block.attn, block.mlp
+    dropout = (attn.attn_drop and attn.training) or any(
+        d.p and d.training for d in (attn.proj_drop, mlp.drop)
+    )
+    return attn.attention != "reference" and mlp.act.approximate == "none" and not dropout
+
+
+def _parts(block: SwinBlock) -> list[nn.Module]:
+    """All that the fast path stands in for, or calls with rows instead of maps."""
+    inside = {**block._modules, **block.attn._modules, **block.mlp._modules}
+    inside.pop("cpb_mlp", None)  # both paths call it
+    if type(inside.get("norm3")) is nn.Identity:
+        inside.pop("norm3")
+    return [block, *(m for m in inside.values() if m is not None)]
 
 
 def make_block(config: SwinConfig, dim: int, heads: int, i: int, drop_path: float, stage: int) -> SwinBlock:
@@ -298,7 +317,12 @@ class SwinTransformer(nn.Module):
 
     def forward_features(self, x: Tensor) -> Tensor:
         """`(B, in_chans, H, W)` -> the last stage's map after the final norm, `(B, H/32, W/32, C)`."""
+        self._refuse_pyramid("forward_features")
         return self._micro_batched(self._features, x)
+
+    def _refuse_pyramid(self, method: str) -> None:
+        if self.features_only:
+            raise ValueError(f"a features_only model has no classifier and no {method}; build it without")
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """A map `(B, H, W, C)` -> logits `(B, num_classes)`; `pre_logits` stops at the mean, `(B, C)`."""
@@ -343,7 +367,12 @@ class SwinTransformer(nn.Module):
         if self.training or torch.is_grad_enabled() or not is_eager(x) or x.device.type != "cpu":
             return function(x)
         size = self.micro_batch_size(x)
-        return function(x) if size >= len(x) else torch.cat([function(part) for part in x.split(size)])
+        if size >= len(x) or not is_plain(*self._parts_inside()):  # a hook must see the whole batch
+            return function(x)
+        return torch.cat([function(part) for part in x.split(size)])
+
+    def _parts_inside(self) -> list[nn.Module]:
+        return list(self.modules())[1:]
 
     def micro_batch_size(self, x: Tensor) -> int:
         """How many images of `(B, in_chans, H, W)` keep the widest hidden layer within `MICRO_BATCH_BYTES`."""
@@ -420,6 +449,7 @@ class SwinTransformer(nn.Module):
 
     def reset_classifier(self, num_classes: int) -> None:
         """Replace the classifier by a new one; 0 classes removes it."""
+        self._refuse_pyramid("reset_classifier")
         self.config = replace(self.config, num_classes=num_classes)
         like = self.norm.weight
         self.head = ClassifierHead(self.num_features, num_classes, self.config.drop_rate).to(like)
@@ -503,6 +533,8 @@ def drop_path_rates(config: SwinConfig) -> list[list[float]]:
 
 def _stage_indices(out_indices: Sequence[int] | None, stages: int) -> tuple[int, ...]:
     chosen = range(stages) if out_indices is None else out_indices
+    if not isinstance(chosen, Sequence):
+        raise ValueError(f"out_indices={out_indices!r}: give a list or tuple of stages")
     bad = [i for i in chosen if not -stages <= i < stages]
     if bad or not len(chosen):
         raise ValueError(f"out_indices={out_indices}: choose from 0 to {stages - 1}, or negative ones")
@@ -520,5 +552,5 @@ def check_images(x: Tensor, in_chans: int) -> None:
         )
     if not x.is_floating_point():
         raise ValueError(f"images are {x.dtype}; convert them to float and normalise them first")
-    if 0 in x.shape[2:]:
-        raise ValueError(f"images of shape {tuple(x.shape)} have no pixels")
+    if 0 in x.shape:
+        raise ValueError(f"images of shape {tuple(x.shape)} are an empty batch; pass one image at least")

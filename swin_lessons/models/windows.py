@@ -15,18 +15,19 @@ Size = tuple[int, int]
 
 def window_partition(x: Tensor, window_size: Size) -> Tensor:
     """Cut a map into windows: `(B, H, W, C)` -> `(B * num_windows, N, C)`; H and W must be multiples."""
-    _, H, W, C = x.shape
+    B, H, W, C = x.shape
     h, w = window_size
-    x = x.reshape(-1, H // h, h, W // w, w, C)  # (B, rows, h, columns, w, C)
-    return x.transpose(2, 3).reshape(-1, h * w, C)
+    x = x.reshape(B, H // h, h, W // w, w, C)  # (B, rows, h, columns, w, C)
+    return x.transpose(2, 3).reshape(B * (H // h) * (W // w), h * w, C)
 
 
 def window_reverse(windows: Tensor, window_size: Size, H: int, W: int) -> Tensor:
     """Put windows back: `(B * num_windows, N, C)` -> `(B, H, W, C)`. The inverse of `window_partition`."""
     h, w = window_size
     C = windows.shape[-1]
-    x = windows.reshape(-1, H // h, W // w, h, w, C)  # (B, rows, columns, h, w, C)
-    return x.transpose(2, 3).reshape(-1, H, W, C)
+    B = windows.shape[0] // ((H // h) * (W // w))
+    x = windows.reshape(B, H // h, W // w, h, w, C)  # (B, rows, columns, h, w, C)
+    return x.transpose(2, 3).reshape(B, H, W, C)
 
 
 def fit_window(size: Size, window_size: Size, shift_size: Size) -> tuple[Size, Size]:
