@@ -3,26 +3,21 @@
 A result is a JSON object. `save_result` adds the key `provenance`:
 
     hardware   cpu (str), cores (int, logical), threads (int, of PyTorch), memory_gib (float),
-               gpu (str or null)
-    versions   python, torch, numpy, swin_lessons (str)
+               gpu (str or null), and what else `profiling.machine_info` knows
+    versions   python, torch, numpy, swin_lessons, and what else is installed (str)
     date       ISO 8601, UTC, to the second
     command    what was run (str)
-    commit     `git describe --always --dirty` of the working folder (str), "unknown" outside a repository
+    commit     of the source tree, "-dirty" when tracked files differ, "unknown" outside a repository
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import platform
-import re
 import shlex
-import subprocess
 import sys
 import tempfile
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -41,54 +36,6 @@ HARDWARE: dict[str, tuple[type, ...]] = {
     "gpu": (str, type(None)),
 }
 VERSIONS = ("python", "torch", "numpy", "swin_lessons")
-
-
-def cpu_name() -> str:
-    """The processor's trade name where the system tells it, else the architecture."""
-    with contextlib.suppress(OSError):
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-        if found:
-            return found.group(1).strip()
-    if sys.platform == "darwin":
-        with contextlib.suppress(OSError):
-            out = subprocess.run(["sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True, text=True)
-            return out.stdout.strip() or platform.machine()
-    return platform.processor() or platform.machine()
-
-
-def hardware() -> dict[str, Any]:
-    import psutil
-    import torch
-
-    return {
-        "cpu": cpu_name(),
-        "cores": os.cpu_count() or 1,
-        "threads": torch.get_num_threads(),
-        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-    }
-
-
-def _version(distribution: str) -> str:
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return "not installed"
-
-
-def versions() -> dict[str, str]:
-    names = ("torch", "numpy", "swin-lessons")
-    return {"python": platform.python_version(), **{n.replace("-", "_"): _version(n) for n in names}}
-
-
-def commit() -> str:
-    """The commit of the repository that holds the current folder, with "-dirty" when it had changes."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    try:
-        run = subprocess.run(command, capture_output=True, text=True)
-    except OSError:  # no git
-        return "unknown"
-    return run.stdout.strip() or "unknown"
 
 
 def this_command(argv: list[str] | None = None) -> str:
@@ -111,13 +58,9 @@ def _relative(argument: str) -> str:
 
 def provenance(command: str | None = None) -> dict[str, Any]:
     """Where a number comes from: see the module's text for the keys."""
-    return {
-        "hardware": hardware(),
-        "versions": versions(),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": command or this_command(),
-        "commit": commit(),
-    }
+    from .profiling.machine import machine_info  # needs torch, which reading a result does not
+
+    return {**machine_info(), "command": command or this_command()}
 
 
 def check_result(result: Any, name: str = "result") -> None:

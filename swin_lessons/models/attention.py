@@ -32,6 +32,7 @@ from .windows import (
     shift_mask,
     window_partition,
     window_reverse,
+    windows_along,
 )
 
 Attention = Literal["auto", "reference", "sdpa"]
@@ -140,7 +141,7 @@ class WindowAttention(nn.Module):
         """`(B, H, W, C)` -> `(B, H, W, C)` for any H and W: pad, roll, cut into windows, attend, undo."""
         H, W = self.input_size if is_symbolic(x) else x.shape[1:3]
         window, shift = fit_window((H, W), self.window_size, self.shift_size)
-        Hp, Wp = H + -H % window[0], W + -W % window[1]  # padded
+        Hp, Wp = (windows_along(size, w) * w for size, w in zip((H, W), window, strict=True))  # padded
         mask = None
         if shift != (0, 0):
             mask = shift_mask(Hp, Wp, window, shift, x.device).repeat(x.shape[0], 1, 1)

@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .fast import fast_mlp, is_eager, is_plain, linear
+from .windows import windows_along
 
 
 class PatchEmbed(nn.Module):
@@ -22,7 +23,8 @@ class PatchEmbed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         H, W = x.shape[-2:]
-        x = F.pad(x, (0, -W % self.patch_size, 0, -H % self.patch_size))
+        p = self.patch_size
+        x = F.pad(x, (0, windows_along(W, p) * p - W, 0, windows_along(H, p) * p - H))
         if is_eager(x) and type(self.proj) is nn.Conv2d and is_plain(self.proj):
             return self.norm(self._project_patches(x))
         return self.norm(self.proj(x).permute(0, 2, 3, 1))  # (B, H/p, W/p, C)
@@ -51,10 +53,10 @@ class PatchMerging(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         _, H, W, C = x.shape
-        x = F.pad(x, (0, 0, 0, W % 2, 0, H % 2))
-        H, W = (H + 1) // 2, (W + 1) // 2
-        x = x.reshape(-1, H, 2, W, 2, C).permute(0, 1, 3, 4, 2, 5)  # (B, H/2, W/2, column, row, C)
-        x = x.reshape(-1, H, W, 4 * C)
+        B, h, w = x.shape[0], (H + 1) // 2, (W + 1) // 2
+        x = F.pad(x, (0, 0, 0, 2 * w - W, 0, 2 * h - H))
+        x = x.reshape(B, h, 2, w, 2, C).permute(0, 1, 3, 4, 2, 5)  # (B, H/2, W/2, column, row, C)
+        x = x.reshape(B, h, w, 4 * C)
         return self.norm(self._reduce(x)) if self.post_norm else self._reduce(self.norm(x))
 
     def _reduce(self, x: Tensor) -> Tensor:

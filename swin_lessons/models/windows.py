@@ -41,10 +41,16 @@ def fit_window(size: Size, window_size: Size, shift_size: Size) -> tuple[Size, S
     return (h, w), (dy, dx)
 
 
+def windows_along(length: int, window: int) -> int:
+    """How many windows cover an axis; the last may hang over the edge."""
+    return (length + window - 1) // window
+
+
 def pad_to_windows(x: Tensor, window_size: Size) -> Tensor:
     """Add zero rows below and zero columns on the right until windows tile `(B, H, W, C)`."""
     _, H, W, _ = x.shape
-    bottom, right = -H % window_size[0], -W % window_size[1]
+    h, w = window_size
+    bottom, right = windows_along(H, h) * h - H, windows_along(W, w) * w - W
     return F.pad(x, (0, 0, 0, right, 0, bottom))
 
 
