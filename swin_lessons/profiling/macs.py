@@ -150,7 +150,6 @@ class _Counter(TorchDispatchMode):
         self.names = module_names(model)
         self.found: dict[tuple[str, str], int] = {}
         self.owner = _owners(self.model)
-        self.conv_map: tuple[int, ...] = ()  # (H, W) after the first convolution
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -171,8 +170,6 @@ class _Counter(TorchDispatchMode):
             kind = "linear"  # a batched product with a weight, not of two activations
         if any(part in name.split(".") for part in CPB_NAMES):
             kind = "log_cpb"
-        if kind == "conv" and not self.conv_map:
-            self.conv_map = tuple(out.shape[2:])
         self.found[name, kind] = self.found.get((name, kind), 0) + formula(out, *args, **kwargs)
 
     def rows(self, batch: int) -> list[LayerMacs]:
@@ -190,9 +187,10 @@ class _Counter(TorchDispatchMode):
     def _authors_norm(self, rows: list[LayerMacs]) -> list[LayerMacs]:
         """The surplus of the authors' final norm, C L / 2^stages, over the real C L / 4^(stages - 1)."""
         last = next((row for row in reversed(rows) if row.kind == "norm"), None)
-        if last is None or len(self.conv_map) != 2 or not _is_swin_final_norm(self.model, last):
+        if last is None or not _is_swin_final_norm(self.model, last):
             return []
-        channels, tokens = last.params // 2, math.prod(self.conv_map)
+        patch_weight: Any = self.model.get_submodule(rows[0].name).weight  # a convolution, or a linear layer on patches
+        channels, tokens = last.params // 2, rows[0].macs // patch_weight.numel()
         stages = 1 + round(math.log(tokens * channels / last.macs, 4))
         return [LayerMacs(last.name, "authors_norm", channels * tokens // 2**stages - last.macs)]
 
