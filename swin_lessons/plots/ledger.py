@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Polygon
 
-from .style import BLUE, CYCLE, GREY, HATCHES, SKY, bare
+from .style import BLACK, BLUE, CYCLE, HATCHES, SKY, bare
 
 Shape = tuple[int, int, int]  # height, width, channels
 
@@ -53,7 +53,7 @@ def show_shares(parts: Sequence[str], shares: Mapping[str, Sequence[float]], lab
         x = place + (i - (len(shares) - 1) / 2) * width
         style: dict[str, Any] = {"color": CYCLE[i], "hatch": HATCHES[i % len(HATCHES)], "edgecolor": "white"}
         bars = ax.bar(x, [100 * v for v in values], 0.95 * width, label=name, **style)
-        ax.bar_label(bars, fmt="%.0f", fontsize=9, color=GREY)
+        ax.bar_label(bars, [f"{100 * v:.{int(v < 0.01)}f}" for v in values], fontsize=9, color=BLACK)
     ax.set(xticks=place, xticklabels=parts, ylabel=label)
     ax.legend()
     return figure

@@ -7,6 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import BoundaryNorm
 from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
 
 from .style import BLACK, BLUES, ORANGE, bare
 
@@ -14,11 +15,12 @@ DECADES = (-12, -6, -5, -4, -3, -2, -1, 0)  # of the largest gradient; exact zer
 NAMES = [f"$10^{{{d}}}$" for d in DECADES]
 
 
-def draw_reach(ax: Axes, strength: np.ndarray, window: int = 0):
+def draw_reach(ax: Axes, strength: ArrayLike, window: int = 0):
     """One map of gradient sizes `(H, W)`, relative to its largest; white where the gradient is exactly 0.
 
     `window` > 0 draws where windows of that side cut.
     """
+    strength = np.asarray(strength)
     level = np.log10(np.maximum(strength / strength.max(), 1.1 * 10.0 ** DECADES[0]))
     level = np.ma.masked_where(strength == 0, level)
     drawn = ax.imshow(level, BLUES, BoundaryNorm(DECADES, BLUES.N))
@@ -36,9 +38,7 @@ def mark(ax: Axes, row: float, column: float) -> None:
     ax.plot(column, row, marker="x", color=ORANGE, markersize=7, markeredgewidth=2)
 
 
-def show_reach(
-    rows: Sequence[Sequence[np.ndarray]], names: Sequence[str], window: int, centre: int
-) -> Figure:
+def show_reach(rows: Sequence[Sequence[ArrayLike]], names: Sequence[str], window: int, centre: int) -> Figure:
     """A grid of maps: one row a network, one column a depth of 1, 2, ... blocks."""
     columns = len(rows[0])
     size = (7.4, 0.4 + 1.75 * len(rows))
@@ -54,7 +54,7 @@ def show_reach(
     return figure
 
 
-def show_pair(maps: Sequence[np.ndarray], names: Sequence[str], centre: float) -> Figure:
+def show_pair(maps: Sequence[ArrayLike], names: Sequence[str], centre: float) -> Figure:
     """Two maps side by side, as one frame of a slider."""
     figure, axes = plt.subplots(1, len(maps), figsize=(6.4, 3.0))
     for ax, strength, name in zip(axes, maps, names, strict=True):

@@ -20,7 +20,7 @@ PAGE = """<figure id="{id}" class="frame-slider" style="margin: 1em 0">
 <input id="{id}-frame" type="range" min="0" max="{last}" value="0" style="flex: 1 1 12em; max-width: 24em">
 <output for="{id}-frame">{label}</output>
 </div>
-<figcaption>{caption}</figcaption>
+<figcaption style="color: inherit; font-weight: normal; text-align: left">{caption}</figcaption>
 <script type="application/json">{data}</script>
 <script>{script}</script>
 </figure>"""

@@ -31,10 +31,12 @@ class Table:
     def _repr_html_(self) -> str:
         head = "".join(f'<th scope="col">{escape(str(cell))}</th>' for cell in self.headers)
         body = "".join(
-            f'<tr><th scope="row">{escape(str(first))}</th>'
+            f'<tr><th scope="row" style="white-space: nowrap">{escape(str(first))}</th>'
             + "".join(f"<td>{escape(str(cell))}</td>" for cell in rest)
             + "</tr>"
             for first, *rest in self.rows
         )
-        caption = f"<caption>{escape(self.caption)}</caption>" if self.caption else ""
+        caption = (
+            f'<caption style="text-align: left">{escape(self.caption)}</caption>' if self.caption else ""
+        )
         return f'<table class="table results">{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
