@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from swin_lessons.cli._page import add_command, table
+
+if TYPE_CHECKING:
+    from swin_lessons.training import EvalResult
 
 TEXT = """\
 The micro zoo: small models, trained once by a recorded command and kept with the book, so that
@@ -82,19 +85,29 @@ def read_about(path: Path) -> dict[str, Any]:
 
 
 def check(name: str, folder: Path) -> None:
-    """Measure a model of the zoo on the test images, in fp32, and print both numbers."""
+    """Measure a model of the zoo on the test images and print both numbers."""
+    result, about = measure(folder / f"{name}.safetensors")
+    print(f"{name}: {result.top1:.2%} of {result.count:,} test images, recorded {about['test_top1']:.2%}")
+
+
+def measure(path: Path, **options: Any) -> tuple[EvalResult, dict[str, Any]]:
+    """Result of a file of the zoo on its test images, in fp32, and what it says about itself.
+
+    `options` go to `load_dataset`. Raises FileNotFoundError where the file is missing.
+    """
     from swin_lessons.data import load_dataset
     from swin_lessons.models import create_model, load_weights
     from swin_lessons.training import evaluate
 
-    path = folder / f"{name}.safetensors"
+    if not path.exists():
+        raise FileNotFoundError(f"{path} is not there: swin-lessons zoo --train {path.stem}")
     about = read_about(path)
-    model = create_model(name)
+    model = create_model(path.stem)
     load_weights(model, path)
-    result = evaluate(
-        model, load_dataset(about["data"], split="test", img_size=about["model_kwargs"]["img_size"])
+    test_set = load_dataset(
+        about["data"], split="test", img_size=about["model_kwargs"]["img_size"], **options
     )
-    print(f"{name}: {result.top1:.2%} of {result.count:,} test images, recorded {about['test_top1']:.2%}")
+    return evaluate(model, test_set), about
 
 
 def train(name: str, folder: Path, runs: Path, resume: bool, threads: str | None) -> None:

@@ -43,6 +43,11 @@ def test_trained_by_its_command_and_measured_again(quick, tmp_path, capsys):
     assert capsys.readouterr().out.count(measured) == 2
 
 
+def test_a_missing_model_says_how_to_get_it(quick, capsys):
+    assert main([*quick, "--check", "deit_micro_fmnist"]) == 2
+    assert "swin-lessons zoo --train deit_micro_fmnist" in capsys.readouterr().err
+
+
 def test_the_list_says_how_to_get_what_is_missing(quick, capsys):
     assert main(quick) == 0
     assert "swin-lessons zoo --train deit_micro_fmnist" in capsys.readouterr().out
