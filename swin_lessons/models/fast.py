@@ -266,8 +266,8 @@ def unit_vectors(x: Tensor) -> Tensor:
 
     Padding makes zero keys in V2; `F.normalize` gives them gradients of 1e12, which overflow in fp16.
     """
-    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return x / length.masked_fill(length == 0, torch.inf)
+    square = x.square().sum(-1, keepdim=True)
+    return x / square.masked_fill(square == 0, torch.inf).sqrt()
 
 
 def _unit(x: Tensor, scale: Tensor | float = 1.0) -> tuple[Tensor, Tensor]:
