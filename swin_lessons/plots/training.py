@@ -83,7 +83,8 @@ def show_losses(
     if chance is not None:
         draw_chance(ax, chance)
     ax.set(xlabel="step", ylabel="loss", ylim=(0, top))
-    ax.legend(loc="lower left")
+    if len(curves) > 1:
+        ax.legend(loc="lower left")
     return figure
 
 
