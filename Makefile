@@ -6,7 +6,8 @@ TORCH_INDEX ?=
 WORKERS ?= 2
 
 BIN = .venv/bin
-ONE_THREAD = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONHASHSEED=0 TQDM_DISABLE=1
+ONE_THREAD = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONHASHSEED=0 TQDM_DISABLE=1 \
+	SWIN_LESSONS_PROFILE=$${SWIN_LESSONS_PROFILE:-ci}
 NBVAL = --nbval --nbval-current-env --nbval-sanitize-with tests/nbval.cfg --nbval-cell-timeout 300 \
 	--nbval-kernel-startup-timeout 120
 

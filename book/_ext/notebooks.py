@@ -4,7 +4,8 @@
     python book/_ext/notebooks.py check [NOTEBOOK ...]           execute, write nothing, compare
     python book/_ext/notebooks.py stamp --verify [NOTEBOOK ...]  are the stored outputs those of today's code?
 
-Each notebook runs in a fresh kernel with one thread (`--threads`), a fixed hash seed and no progress bars.
+Each notebook runs in a fresh kernel with one thread (`--threads`), a fixed hash seed, no progress bars and the
+fast profile, unless SWIN_LESSONS_PROFILE names another.
 `run` writes only when every cell has run, with a stamp (see stamps.py). `check` compares texts exactly, after
 removal of what never repeats (addresses, random ids), and pictures by their mean difference per pixel.
 Tags are nbval's: `nbval-ignore-output` (run, not compared), `nbval-skip` (not run), `raises-exception`.
@@ -71,6 +72,7 @@ def execute(path: Path, threads: int, timeout: int) -> tuple[Notebook, float]:
     from nbclient import NotebookClient
 
     os.environ.update(ENVIRONMENT, **dict.fromkeys(THREADS, str(threads)))
+    os.environ.setdefault("SWIN_LESSONS_PROFILE", "ci")
     notebook = read(path)
     client = NotebookClient(
         notebook,
