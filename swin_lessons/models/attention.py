@@ -1,11 +1,11 @@
 """Window attention of Swin V1 and V2, with the shift inside: a map goes in, a map comes out.
 
-`forward` is the textbook path: pad, roll, cut, attend, put back. `forward_rows` gives the same numbers on rows that
-already lie in window order; a stage uses it in eager mode.
+This is the textbook path: pad, roll, cut, attend, put back. `rows.attention_rows` gives the same numbers on rows that
+already lie in window order.
 """
 
 import math
-from typing import Literal, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -16,12 +16,9 @@ from .fast import (
     in_transform,
     is_plain,
     is_symbolic,
-    linear,
     no_autocast,
     unit_vectors,
-    window_attention,
 )
-from .layout import RowLayout, kind_masks
 from .windows import (
     Size,
     cyclic_shift,
@@ -34,8 +31,6 @@ from .windows import (
     window_reverse,
     windows_along,
 )
-
-Attention = Literal["auto", "reference", "sdpa"]
 
 
 @torch.fx.wrap
@@ -88,7 +83,7 @@ class WindowAttention(nn.Module):
         qkv_bias: bool = True,
         attn_drop: float = 0.0,
         proj_drop: float = 0.0,
-        attention: Attention = "auto",
+        attention: str = "auto",
         window_chunk: int = 0,
     ):
         super().__init__()
@@ -125,14 +120,16 @@ class WindowAttention(nn.Module):
     def _bias_parameters(self) -> list[Tensor]:
         return _own_parameters(self, "relative_position_bias_table")
 
-    def _qkv_bias(self) -> Tensor | None:
+    def joint_qkv_bias(self) -> Tensor | None:
+        """The bias of queries, keys and values, `(3C,)`."""
         return self.qkv.bias
 
     def scale_qk(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Prepare queries and keys so that their dot product is the attention logit."""
         return q * self.scale, k
 
-    def _row_scale(self) -> Tensor | float:
+    def logit_factor(self) -> Tensor | float:
+        """What multiplies the dot products of this version's queries and keys."""
         return self.scale
 
     # --- the readable path ---
@@ -177,23 +174,6 @@ class WindowAttention(nn.Module):
             keep = torch.is_grad_enabled()
             parts.append(checkpoint(core, *args, use_reentrant=False) if keep else core(*args))
         return torch.cat(parts)
-
-    # --- the fast path ---
-
-    def forward_rows(self, rows: Tensor, layout: RowLayout, window: Size, shift: Size) -> Tensor:
-        """The same attention for `(M, C)` rows that lie in the order of `layout`."""
-        qkv = linear(rows, self.qkv.weight, self._qkv_bias())
-        bias = self._kind_bias(window, shift)
-        out = window_attention(qkv, bias, self._row_scale(), layout.groups, self.num_heads)
-        return self.proj_drop(linear(out, self.proj.weight, self.proj.bias))
-
-    def _kind_bias(self, window: Size, shift: Size) -> Tensor:
-        """The bias with the mask of each kind of window in it: `(1 or 4, num_heads, N, N)`."""
-        bias = self.current_bias(window)
-        if shift == (0, 0):
-            return bias[None]
-        across = kind_masks(window, shift, bias.device)  # (4, N, N)
-        return bias.expand(4, -1, -1, -1).masked_fill(across[:, None], -torch.inf)
 
     # --- a constant bias for inference ---
 
@@ -328,21 +308,21 @@ class WindowAttentionV2(WindowAttention):
             )
         return [*self.cpb_mlp.parameters(), *self.cpb_mlp.buffers()]  # pruned, quantised or replaced
 
-    def _qkv_bias(self) -> Tensor | None:
+    def joint_qkv_bias(self) -> Tensor | None:
         if self.q_bias is None or self.v_bias is None:
             return None
         return torch.cat((self.q_bias, torch.zeros_like(self.q_bias), self.v_bias))  # keys have no bias
 
     def project_qkv(self, x: Tensor) -> Tensor:
-        bias = self._qkv_bias()
+        bias = self.joint_qkv_bias()
         if type(self.qkv) is nn.Linear and is_plain(self.qkv):
             return F.linear(x, self.qkv.weight, bias)
         qkv = self.qkv(x)  # a hook, an adapter or a quantised layer must see its input
         return qkv if bias is None else qkv + bias.to(qkv.dtype)
 
-    def _row_scale(self) -> Tensor:
+    def logit_factor(self) -> Tensor:
         return self.logit_scale.clamp(max=math.log(100)).exp()
 
     def scale_qk(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         unit_q, unit_k = (unit_vectors(at_least_fp32(t)) for t in (q, k))
-        return (unit_q * self._row_scale()).to(q.dtype), unit_k.to(k.dtype)
+        return (unit_q * self.logit_factor()).to(q.dtype), unit_k.to(k.dtype)

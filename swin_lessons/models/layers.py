@@ -4,7 +4,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .fast import fast_mlp, is_eager, is_plain, linear
 from .windows import windows_along
 
 
@@ -22,20 +21,13 @@ class PatchEmbed(nn.Module):
         self.norm = nn.LayerNorm(embed_dim) if norm else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        H, W = x.shape[-2:]
-        p = self.patch_size
-        x = F.pad(x, (0, windows_along(W, p) * p - W, 0, windows_along(H, p) * p - H))
-        if is_eager(x) and type(self.proj) is nn.Conv2d and is_plain(self.proj):
-            return self.norm(self._project_patches(x))
-        return self.norm(self.proj(x).permute(0, 2, 3, 1))  # (B, H/p, W/p, C)
+        x = self.proj(self.pad(x))  # (B, C, H/p, W/p)
+        return self.norm(x.permute(0, 2, 3, 1))
 
-    def _project_patches(self, x: Tensor) -> Tensor:
-        """The convolution as what it is: one linear layer on flattened patches, `(B, H/p, W/p, C)`."""
-        B, channels, H, W = x.shape
-        p = self.patch_size
-        patches = x.view(B, channels, H // p, p, W // p, p).permute(0, 2, 4, 1, 3, 5)
-        rows = linear(patches.reshape(-1, channels * p * p), self.proj.weight.flatten(1), self.proj.bias)
-        return rows.view(B, H // p, W // p, -1)
+    def pad(self, x: Tensor) -> Tensor:
+        """Zeros below and on the right, up to whole patches."""
+        (H, W), p = x.shape[-2:], self.patch_size
+        return F.pad(x, (0, windows_along(W, p) * p - W, 0, windows_along(H, p) * p - H))
 
 
 class PatchMerging(nn.Module):
@@ -52,17 +44,16 @@ class PatchMerging(nn.Module):
         self.reduction = nn.Linear(4 * dim, 2 * dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        _, H, W, C = x.shape
-        B, h, w = x.shape[0], (H + 1) // 2, (W + 1) // 2
+        x = self.concatenate(x)
+        return self.norm(self.reduction(x)) if self.post_norm else self.reduction(self.norm(x))
+
+    def concatenate(self, x: Tensor) -> Tensor:
+        """`(B, H, W, C)` -> `(B, H/2, W/2, 4C)`: each cell's (row, column) 00, 10, 01, 11."""
+        B, H, W, C = x.shape
+        h, w = (H + 1) // 2, (W + 1) // 2
         x = F.pad(x, (0, 0, 0, 2 * w - W, 0, 2 * h - H))
         x = x.reshape(B, h, 2, w, 2, C).permute(0, 1, 3, 4, 2, 5)  # (B, H/2, W/2, column, row, C)
-        x = x.reshape(B, h, w, 4 * C)
-        return self.norm(self._reduce(x)) if self.post_norm else self._reduce(self.norm(x))
-
-    def _reduce(self, x: Tensor) -> Tensor:
-        if not (is_eager(x) and type(self.reduction) is nn.Linear and is_plain(self.reduction)):
-            return self.reduction(x)
-        return linear(x.flatten(0, 2), self.reduction.weight).view(*x.shape[:3], -1)
+        return x.reshape(B, h, w, 4 * C)
 
 
 class Mlp(nn.Module):
@@ -77,10 +68,6 @@ class Mlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.drop(self.fc2(self.drop(self.act(self.fc1(x)))))
-
-    def forward_rows(self, rows: Tensor) -> Tensor:
-        """The same numbers for `(M, C)` rows, faster in eager mode and with less kept for the backward pass."""
-        return fast_mlp(rows, self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias)
 
 
 class DropPath(nn.Module):

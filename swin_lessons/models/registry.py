@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from .swin import SwinConfig, SwinTransformer, pair
+from .config import SwinConfig, pair
+from .swin import SwinTransformer
 from .variants import SWIN_VARIANTS
 from .vit import VIT_VARIANTS, VisionTransformer, ViTConfig
 from .zoo import load_pretrained

@@ -1,4 +1,4 @@
-"""Swin Transformer V1 and V2, whole: configuration, block, stage, model.
+"""Swin Transformer V1 and V2, whole: stage and model.
 
 Sources: arXiv:2103.14030 (V1), arXiv:2111.09883 (V2). Parameters are named as in timm, whose weights load with
 `strict=True`. Every public tensor is `(B, H, W, C)`; feature pyramids are `(B, C, H, W)`.
@@ -6,182 +6,22 @@ Sources: arXiv:2103.14030 (V1), arXiv:2111.09883 (V2). Parameters are named as i
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
-from numbers import Integral
+from dataclasses import replace
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from .attention import Attention, WindowAttention, WindowAttentionV2
+from .attention import WindowAttention, WindowAttentionV2
+from .blocks import SwinBlock, make_block
+from .config import SwinConfig, drop_path_rates, pair, stage_config
 from .fast import is_eager, is_plain
-from .layers import ClassifierHead, DropPath, Mlp, PatchEmbed, PatchMerging
-from .layout import RowLayout, RowOrder
-from .windows import Size, fit_window
+from .layers import ClassifierHead, PatchEmbed, PatchMerging
+from .rows import embed_patches, merge_patches, rows_allowed, run_stage
+from .windows import Size
 
-MICRO_BATCH_BYTES = (
-    24 << 20
-)  # hidden activations of one pass over a micro-batch at inference: about a CPU's cache
-
-
-def pair(value: int | Sequence[int]) -> Size:
-    """`7` -> `(7, 7)`; `(7, 9)` stays."""
-    values = [value, value] if isinstance(value, Integral) else value
-    if not isinstance(values, Sequence) or [isinstance(v, Integral) for v in values] != [True, True]:
-        raise ValueError(f"expected one whole number or (height, width), got {value!r}")
-    return int(values[0]), int(values[1])
-
-
-@dataclass(frozen=True)
-class SwinConfig:
-    """Everything that makes a Swin Transformer. Sizes are in pixels (`img_size`) or tokens (windows)."""
-
-    version: int = 1
-    img_size: Size = (224, 224)
-    patch_size: int = 4
-    in_chans: int = 3
-    num_classes: int = 1000
-    embed_dim: int = 96
-    depths: tuple[int, ...] = (2, 2, 6, 2)
-    num_heads: tuple[int, ...] = (3, 6, 12, 24)
-    window_size: Size = (7, 7)
-    pretrained_window_sizes: tuple[int, ...] = (0, 0, 0, 0)  # V2: one a stage, 0 for the stage's own window
-    mlp_ratio: float = 4.0
-    qkv_bias: bool = True
-    absolute_pos_embed: bool = False
-    patch_norm: bool = True
-    drop_rate: float = 0.0  # before the classifier
-    proj_drop_rate: float = 0.0
-    attn_drop_rate: float = 0.0
-    drop_path_rate: float = 0.0
-    extra_norm_every: int = 0  # V2-H and V2-G: a LayerNorm on the main branch after so many blocks of a stage
-    attention: Attention = "auto"
-    window_chunk: int = 0
-    checkpointing: bool = False
-
-    def __post_init__(self):
-        _validate(self)
-
-    @property
-    def dims(self) -> list[int]:
-        """Channels of each stage."""
-        return [self.embed_dim << i for i in range(len(self.depths))]
-
-    def grids(self) -> list[Size]:
-        """The map's size in each stage, in tokens; odd sizes round up."""
-        grid = pair([-(-s // self.patch_size) for s in self.img_size])
-        sizes = [grid]
-        for _ in self.depths[1:]:
-            grid = ((grid[0] + 1) // 2, (grid[1] + 1) // 2)
-            sizes.append(grid)
-        return sizes
-
-
-def _validate(c: SwinConfig) -> None:
-    if c.version not in (1, 2):
-        raise ValueError(f"version={c.version}: Swin has versions 1 and 2")
-    if len({len(c.depths), len(c.num_heads), len(c.pretrained_window_sizes)}) != 1:
-        raise ValueError(
-            f"depths={c.depths}, num_heads={c.num_heads} and pretrained_window_sizes={c.pretrained_window_sizes} "
-            "must have one value a stage"
-        )
-    for name in ("patch_size", "in_chans", "embed_dim"):
-        if getattr(c, name) < 1:
-            raise ValueError(f"{name}={getattr(c, name)} must be at least 1")
-    if min(*c.img_size, *c.window_size, *c.depths, *c.num_heads) < 1:
-        raise ValueError(
-            f"img_size={c.img_size}, window_size={c.window_size}, depths={c.depths} and num_heads={c.num_heads} "
-            "must be positive"
-        )
-    for dim, heads in zip(c.dims, c.num_heads, strict=True):
-        if dim % heads:
-            raise ValueError(
-                f"{dim} channels do not divide into {heads} heads; change embed_dim or num_heads"
-            )
-    for name in ("drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate"):
-        if not 0.0 <= getattr(c, name) <= 1.0:
-            raise ValueError(f"{name}={getattr(c, name)} is a probability: choose 0 to 1")
-    if c.num_classes < 0:
-        raise ValueError(f"num_classes={c.num_classes}: choose 0 (no classifier) or more")
-    if c.window_chunk < 0:
-        raise ValueError(f"window_chunk={c.window_chunk}: choose 0 (all windows at once) or more")
-    if c.mlp_ratio <= 0:
-        raise ValueError(f"mlp_ratio={c.mlp_ratio} must be positive")
-    if c.attention not in ("auto", "reference", "sdpa"):
-        raise ValueError(f"attention={c.attention!r}: choose 'auto', 'reference' or 'sdpa'")
-
-
-class SwinBlock(nn.Module):
-    """V1: `x + attn(norm1(x))`, then `x + mlp(norm2(x))`. `(B, H, W, C)` -> `(B, H, W, C)`."""
-
-    attention_class: type[WindowAttention] = WindowAttention
-
-    def __init__(
-        self, config: SwinConfig, dim: int, num_heads: int, shift: bool, drop_path: float, stage: int
-    ):
-        super().__init__()
-        self.norm1 = nn.LayerNorm(dim)
-        self.attn = self.attention_class(
-            dim,
-            num_heads,
-            window_size=config.window_size,
-            shift_size=pair([w // 2 if shift else 0 for w in config.window_size]),
-            pretrained_window_size=pair(config.pretrained_window_sizes[stage]),
-            qkv_bias=config.qkv_bias,
-            attn_drop=config.attn_drop_rate,
-            proj_drop=config.proj_drop_rate,
-            attention=config.attention,
-            window_chunk=config.window_chunk,
-        )
-        self.drop_path1 = DropPath(drop_path)
-        self.norm2 = nn.LayerNorm(dim)
-        self.mlp = Mlp(dim, int(dim * config.mlp_ratio), config.proj_drop_rate)
-        self.drop_path2 = DropPath(drop_path)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.drop_path1(self.attn(self.norm1(x)))
-        return x + self.drop_path2(self.mlp(self.norm2(x)))
-
-    def forward_rows(self, rows: Tensor, layout: RowLayout, window: Size, shift: Size) -> Tensor:
-        """The same block on `(M, C)` rows in window order."""
-        normed = zero_pads(self.norm1(rows), layout)
-        branch = self.attn.forward_rows(normed, layout, window, shift)
-        rows = rows + drop_rows(self.drop_path1, branch, layout)
-        return rows + drop_rows(self.drop_path2, self.mlp.forward_rows(self.norm2(rows)), layout)
-
-
-class SwinBlockV2(SwinBlock):
-    """V2: `x + norm1(attn(x))`, then `x + norm2(mlp(x))` (res-post-norm)."""
-
-    attention_class = WindowAttentionV2
-
-    def __init__(self, *args, extra_norm: bool = False):
-        super().__init__(*args)
-        self.norm3 = nn.LayerNorm(self.norm1.normalized_shape) if extra_norm else nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.drop_path1(self.norm1(self.attn(x)))
-        return self.norm3(x + self.drop_path2(self.norm2(self.mlp(x))))
-
-    def forward_rows(self, rows: Tensor, layout: RowLayout, window: Size, shift: Size) -> Tensor:
-        branch = self.attn.forward_rows(zero_pads(rows, layout), layout, window, shift)
-        rows = rows + drop_rows(self.drop_path1, self.norm1(branch), layout)
-        return self.norm3(rows + drop_rows(self.drop_path2, self.norm2(self.mlp.forward_rows(rows)), layout))
-
-
-def zero_pads(rows: Tensor, layout: RowLayout) -> Tensor:
-    """Attention sees zeros where a window hangs over the map's edge."""
-    return rows if layout.pad is None else rows.masked_fill(layout.pad, 0.0)
-
-
-def drop_rows(drop_path: DropPath, rows: Tensor, layout: RowLayout) -> Tensor:
-    """`DropPath` for rows: one decision an image of the batch."""
-    if drop_path.rate == 0.0 or not drop_path.training:
-        return rows
-    B = len(layout.image) // (layout.padded[0] * layout.padded[1])
-    return rows * drop_path.keep(B, rows)[layout.image, None]
+MICRO_BATCH_BYTES = 24 << 20  # hidden activations of one pass at inference: about a CPU's cache
 
 
 class SwinStage(nn.Module):
@@ -189,19 +29,16 @@ class SwinStage(nn.Module):
 
     def __init__(self, config: SwinConfig, stage: int, drop_path: Sequence[float]):
         super().__init__()
-        dim, depth = config.dims[stage], config.depths[stage]
         self.checkpointing = config.checkpointing
-        self.downsample = PatchMerging(dim // 2, config.version == 2) if stage else nn.Identity()
-        heads = config.num_heads[stage]
-        self.blocks = nn.ModuleList(
-            make_block(config, dim, heads, i, drop_path[i], stage) for i in range(depth)
-        )
+        before = config.dims[stage] // 2
+        self.downsample = PatchMerging(before, config.version == 2) if stage else nn.Identity()
+        self.blocks = nn.ModuleList(make_block(config, stage, i, rate) for i, rate in enumerate(drop_path))
 
     def forward(self, x: Tensor) -> Tensor:
         """`(B, H, W, C)` -> `(B, H, W, C)`, or `(B, H/2, W/2, 2C)` where the stage merges patches."""
-        x = self.downsample(x)
-        if is_eager(x) and self._rows_allowed() and x.numel():
-            return self._forward_rows(x)
+        x = merge_patches(self.downsample, x)
+        if rows_allowed(x, self.all_blocks()):
+            return run_stage(x, self.all_blocks(), self._run)
         for block in self.blocks:
             x = self._run(block, x)
         return x
@@ -210,60 +47,10 @@ class SwinStage(nn.Module):
         """The blocks, in order."""
         return cast(list[SwinBlock], list(self.blocks))
 
-    def _forward_rows(self, x: Tensor) -> Tensor:
-        B, size = x.shape[0], (x.shape[1], x.shape[2])
-        plan = [fit_window(size, b.attn.window_size, b.attn.shift_size) for b in self.all_blocks()]
-        order = RowOrder(B, size, plan[0][0], x.device)
-        rows = order.from_map(x, plan[0][1])
-        for block, (window, shift) in zip(self.all_blocks(), plan, strict=True):
-            rows = order.to_shift(rows, shift)
-            rows = self._run(block.forward_rows, rows, order.layout(), window, shift)
-        return order.to_map(rows)
-
     def _run(self, function, *args):
         if self.checkpointing and torch.is_grad_enabled():
             return checkpoint(function, *args, use_reentrant=False)
         return function(*args)
-
-    def _rows_allowed(self) -> bool:
-        """The fast path must not go round a hook, a replaced layer, dropout or a wish for the reference."""
-        blocks = self.all_blocks()
-        return all(_standard(b) and b.attn.window_size == blocks[0].attn.window_size for b in blocks)
-
-
-STANDARD = {
-    *(SwinBlock, SwinBlockV2, WindowAttention, WindowAttentionV2, Mlp),
-    *(nn.LayerNorm, nn.Linear, nn.GELU, nn.Dropout, DropPath),
-}
-
-
-def _standard(block: SwinBlock) -> bool:
-    parts = _parts(block)
-    if not all(type(m) in STANDARD for m in parts) or not is_plain(*parts):
-        return False
-    attn, mlp = block.attn, block.mlp
-    dropout = (attn.attn_drop and attn.training) or any(
-        d.p and d.training for d in (attn.proj_drop, mlp.drop)
-    )
-    return attn.attention != "reference" and mlp.act.approximate == "none" and not dropout
-
-
-def _parts(block: SwinBlock) -> list[nn.Module]:
-    """All that the fast path stands in for, or calls with rows instead of maps."""
-    inside = {**block._modules, **block.attn._modules, **block.mlp._modules}
-    inside.pop("cpb_mlp", None)  # both paths call it
-    if type(inside.get("norm3")) is nn.Identity:
-        inside.pop("norm3")
-    return [block, *(m for m in inside.values() if m is not None)]
-
-
-def make_block(config: SwinConfig, dim: int, heads: int, i: int, drop_path: float, stage: int) -> SwinBlock:
-    """Block `i` of a stage; odd blocks shift."""
-    args = (config, dim, heads, i % 2 == 1, drop_path, stage)
-    if config.version == 1:
-        return SwinBlock(*args)
-    every = config.extra_norm_every
-    return SwinBlockV2(*args, extra_norm=every > 0 and (i + 1) % every == 0)
 
 
 class SwinTransformer(nn.Module):
@@ -348,7 +135,7 @@ class SwinTransformer(nn.Module):
     def _embed(self, x: Tensor) -> Tensor:
         if is_eager(x):
             check_images(x, self.config.in_chans)
-        x = self.patch_embed(x)
+        x = embed_patches(self.patch_embed, x)
         if self.absolute_pos_embed is not None:
             x = x + self._position_map(x, self.absolute_pos_embed)
         return x
@@ -510,25 +297,11 @@ def set_window(attn: WindowAttention, window: Size, shift: Size) -> None:
 def resize_bias_table(table: Tensor, before: Size, after: Size) -> Tensor:
     """Bicubic resize of `((2h-1)(2w-1), num_heads)` from window `before` to window `after`."""
     (h, w), (new_h, new_w) = before, after
-    maps = table.T.reshape(1, -1, 2 * h - 1, 2 * w - 1).float()
+    maps = table.T.reshape(1, -1, 2 * h - 1, 2 * w - 1).to(torch.promote_types(table.dtype, torch.float32))
     maps = nn.functional.interpolate(
         maps, (2 * new_h - 1, 2 * new_w - 1), mode="bicubic", align_corners=False
     )
     return maps.flatten(2)[0].T.to(table.dtype).contiguous()
-
-
-def stage_config(config: SwinConfig, stage: int) -> SwinConfig:
-    """The configuration as one stage sees it: a window no larger than its map."""
-    window, _ = fit_window(config.grids()[stage], config.window_size, (0, 0))
-    return replace(config, window_size=window)
-
-
-def drop_path_rates(config: SwinConfig) -> list[list[float]]:
-    """Rates that grow linearly over all blocks, from 0 to `drop_path_rate`, cut into stages."""
-    total = sum(config.depths)
-    rates = [config.drop_path_rate * i / max(total - 1, 1) for i in range(total)]
-    starts = [sum(config.depths[:i]) for i in range(len(config.depths) + 1)]
-    return [rates[a:b] for a, b in pairwise(starts)]
 
 
 def _stage_indices(out_indices: Sequence[int] | None, stages: int) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ Sources: arXiv:2103.14030 table 1 and section 3.3; arXiv:2111.09883 section 3.6;
 
 from typing import Any
 
-from .swin import SwinConfig, pair
+from .config import SwinConfig, pair
 
 SIZES = {  # embed_dim, depths, num_heads
     "tiny": (96, (2, 2, 6, 2), (3, 6, 12, 24)),

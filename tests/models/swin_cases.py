@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from swin_lessons.models.attention import WindowAttention
-from swin_lessons.models.swin import SwinConfig, SwinTransformer
+from swin_lessons.models.config import SwinConfig
+from swin_lessons.models.swin import SwinTransformer
 
 TINY = SwinConfig(
     img_size=(32, 32),

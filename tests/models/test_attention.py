@@ -10,6 +10,7 @@ from swin_lessons.models import attention as attention_module
 from swin_lessons.models import fast
 from swin_lessons.models.attention import WindowAttention, WindowAttentionV2
 from swin_lessons.models.layout import RowOrder
+from swin_lessons.models.rows import attention_rows
 from swin_lessons.models.swin import SwinStage
 
 KINDS = {1: WindowAttention, 2: WindowAttentionV2}
@@ -140,7 +141,7 @@ def leak(attn: WindowAttentionV2, forward) -> float:
 def by_rows(attn: WindowAttentionV2, x: torch.Tensor) -> torch.Tensor:
     order = RowOrder(x.shape[0], (x.shape[1], x.shape[2]), attn.window_size, x.device)
     rows = order.from_map(x, attn.shift_size)
-    return order.to_map(attn.forward_rows(rows, order.layout(), attn.window_size, attn.shift_size))
+    return order.to_map(attention_rows(attn, rows, order.layout(), attn.window_size, attn.shift_size))
 
 
 @pytest.mark.parametrize("scale", [10, 48, 60, 100])

@@ -10,9 +10,10 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from swin_lessons.models import fast
+from swin_lessons.models import swin as swin_module
 from swin_lessons.models.fast import window_attention
-from swin_lessons.models.layers import DropPath
-from swin_lessons.models.swin import SwinStage, set_window
+from swin_lessons.models.layers import DropPath, PatchEmbed, PatchMerging
+from swin_lessons.models.swin import set_window
 
 VERSIONS = pytest.mark.parametrize("version", [1, 2])
 FEW_KEYS, MANY_KEYS = (3, 3), (4, 4)  # windows of 9 and 16 tokens; heads have 12 channels
@@ -52,10 +53,12 @@ def assert_same(a: dict, b: dict, tolerance: float = 1e-10) -> None:
 
 @pytest.fixture
 def stages_by_rows(monkeypatch):
-    """Counts the stages that took the row path."""
+    """The first block of each stage that took the row path."""
     taken = []
-    run = SwinStage._forward_rows
-    monkeypatch.setattr(SwinStage, "_forward_rows", lambda self, x: taken.append(self) or run(self, x))
+    run = swin_module.run_stage
+    monkeypatch.setattr(
+        swin_module, "run_stage", lambda x, blocks, *args: taken.append(blocks[0]) or run(x, blocks, *args)
+    )
     return taken
 
 
@@ -266,6 +269,11 @@ class Squared(nn.Linear):
         return super().forward(x).square()
 
 
+class Negative(nn.Module):
+    def forward(self, x):
+        return -x
+
+
 class Twice(nn.Module):
     def forward(self, weight):
         return 2 * weight
@@ -311,7 +319,7 @@ def test_a_replaced_part_is_used(version, change, stages_by_rows):
     CHANGES[change](model.layers[0].blocks[1])
     taken = len(stages_by_rows)
     after = model(x)
-    assert model.layers[0] not in stages_by_rows[taken:]
+    assert model.layers[0].blocks[0] not in stages_by_rows[taken:]
     assert_near(after, readable(model)(x))
     same = change in ("no drop path", "no dropout modules")
     assert torch.allclose(after, before) == same
@@ -325,7 +333,7 @@ def test_a_parameter_of_another_class_takes_the_readable_path(version, stages_by
     proj.weight = nn.Parameter(proj.weight.detach().as_subclass(Watched))
     stages_by_rows.clear()
     assert_near(model(images(2, 3, 32, 32)).as_subclass(torch.Tensor), before)
-    assert model.layers[0] not in stages_by_rows
+    assert model.layers[0].blocks[0] not in stages_by_rows
 
 
 @VERSIONS
@@ -339,6 +347,43 @@ def test_a_parametrized_position_is_used(version):
         after = model(images(2, 3, 32, 32))
     assert not torch.allclose(after, before)
     assert_near(after, readable(model)(images(2, 3, 32, 32)))
+
+
+class NegativeEmbed(PatchEmbed):
+    def forward(self, x):
+        return -super().forward(x)
+
+
+class NegativeMerging(PatchMerging):
+    def forward(self, x):
+        return -super().forward(x)
+
+
+@VERSIONS
+def test_another_stem_or_merging_is_used(version):
+    model = swin(version).eval()
+    x = images(2, 3, 32, 32)
+    stem, merging = model.patch_embed, model.layers[1].downsample
+    negative = NegativeEmbed(4, 3, 24).double(), NegativeMerging(24, version == 2).double()
+    negative[0].load_state_dict(stem.state_dict())
+    negative[1].load_state_dict(merging.state_dict())
+    model.patch_embed = nn.Sequential(stem, Negative())
+    model.layers[1].downsample = nn.Sequential(merging, Negative())
+    expected = model(x)
+    model.patch_embed, model.layers[1].downsample = negative
+    assert_near(model(x), expected)
+
+
+@VERSIONS
+@pytest.mark.parametrize(
+    "part", ["patch_embed", "patch_embed.proj", "layers.1.downsample", "layers.1.downsample.reduction"]
+)
+def test_a_hook_beside_the_blocks_is_called(version, part):
+    model, shapes = swin(version), []
+    model.get_submodule(part).register_forward_hook(lambda m, inputs, output: shapes.append(output.shape))
+    model(images(2, 3, 32, 32))
+    assert len(shapes) == 1
+    assert len(shapes[0]) == 4
 
 
 @VERSIONS

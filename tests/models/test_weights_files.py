@@ -20,7 +20,8 @@ from weights_small import images, official, swin
 
 from swin_lessons.models.checkpoints.files import read_file
 from swin_lessons.models.checkpoints.hub import fetch_pretrained, hub_repo
-from swin_lessons.models.swin import SwinConfig, SwinTransformer
+from swin_lessons.models.config import SwinConfig
+from swin_lessons.models.swin import SwinTransformer
 from swin_lessons.models.vit import VisionTransformer, ViTConfig
 from swin_lessons.models.weights import WeightsError, load_weights, save_weights
 

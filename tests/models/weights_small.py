@@ -5,7 +5,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from swin_lessons.models.swin import SwinConfig, SwinTransformer
+from swin_lessons.models.config import SwinConfig
+from swin_lessons.models.swin import SwinTransformer
 
 SMALL = SwinConfig(
     img_size=(32, 32),
