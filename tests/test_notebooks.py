@@ -239,12 +239,12 @@ def test_loads_from_other_hosts_are_seen(html: str) -> None:
 
 
 def test_a_retyped_function_must_be_the_package_s() -> None:
-    text, tag = inspect.getsource(results.commit), ["package:swin_lessons.results.commit"]
+    text, tag = inspect.getsource(results.this_command), ["package:swin_lessons.results.this_command"]
     assert unlike_the_package(code(text, tags=tag)) == []
     assert (
         unlike_the_package(code(text.replace('"""', '"""Other words. ', 1) + "# a comment", tags=tag)) == []
     )
-    assert unlike_the_package(code(text.replace('"unknown"', '"none"', 1), tags=tag))
+    assert unlike_the_package(code(text.replace('"__main__.py"', '"main.py"', 1), tags=tag))
     assert unlike_the_package(code("x = 1", tags=tag))
 
 
