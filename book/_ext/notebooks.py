@@ -79,6 +79,7 @@ def execute(path: Path, threads: int, timeout: int) -> tuple[Notebook, float]:
         timeout=timeout,
         kernel_name="python3",
         record_timing=False,
+        coalesce_streams=True,  # how prints fall into messages differs from run to run
         skip_cells_with_tag="nbval-skip",
         extra_arguments=["--IPKernelApp.log_level=ERROR"],
         resources={"metadata": {"path": str(path.parent)}},
