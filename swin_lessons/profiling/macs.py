@@ -189,7 +189,9 @@ class _Counter(TorchDispatchMode):
         last = next((row for row in reversed(rows) if row.kind == "norm"), None)
         if last is None or not _is_swin_final_norm(self.model, last):
             return []
-        patch_weight: Any = self.model.get_submodule(rows[0].name).weight  # a convolution, or a linear layer on patches
+        patch_weight: Any = self.model.get_submodule(
+            rows[0].name
+        ).weight  # a convolution, or a linear layer on patches
         channels, tokens = last.params // 2, rows[0].macs // patch_weight.numel()
         stages = 1 + round(math.log(tokens * channels / last.macs, 4))
         return [LayerMacs(last.name, "authors_norm", channels * tokens // 2**stages - last.macs)]
