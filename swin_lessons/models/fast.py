@@ -23,6 +23,9 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.modules import module as _module
 
+X86_WITH_ONEDNN = platform.machine() in ("x86_64", "AMD64") and torch.backends.mkldnn.is_available()
+ONEDNN_MACS = 2 << 20  # below, setting up oneDNN's primitive costs more than its speed brings
+
 CHUNK_BYTES = 8 << 20  # attention probabilities held at once in a backward pass: they should stay in cache
 
 Group = tuple[int, int]  # first and last-plus-one window of one kind
@@ -84,15 +87,14 @@ def _is_ordinary(parameter: Tensor | None) -> bool:
 
 
 def _onednn(x: Tensor, weight: Tensor) -> bool:
-    """Does oneDNN's own linear layer pay here? fp32 on an x86 CPU; elsewhere `F.linear` is already the best."""
+    """Does oneDNN's own linear layer pay here? fp32 on an x86 CPU, unless its set-up outweighs a small product."""
     return bool(
-        x.dtype == weight.dtype == torch.float32
+        X86_WITH_ONEDNN
+        and x.dtype == weight.dtype == torch.float32
         and x.device.type == weight.device.type == "cpu"
-        and platform.machine() in ("x86_64", "AMD64")
-        and torch.backends.mkldnn.is_available()
+        and x.shape[0] * weight.numel() >= ONEDNN_MACS
         and torch.backends.mkldnn.enabled
         and not autocast_on(x.device)
-        and x.numel() > 0
     )
 
 

@@ -66,6 +66,17 @@ def stages_by_rows(monkeypatch):
 
 
 @VERSIONS
+def test_rows_equal_maps_with_onednn(version, monkeypatch, stages_by_rows):
+    """fp32 on an x86 CPU: every product by oneDNN, however small (elsewhere by F.linear)."""
+    monkeypatch.setattr(fast, "ONEDNN_MACS", 0)
+    model = swin(version, dtype=torch.float32)
+    x = images(3, 3, 32, 32, dtype=torch.float32)
+    expected = outcome(readable(model), x)
+    assert_same(outcome(model, x), expected, 1e-4)
+    assert len(stages_by_rows) == 2
+
+
+@VERSIONS
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("chunk_bytes", [1, 8 << 20], ids=["small chunks", "one chunk"])
 def test_rows_equal_maps(version, case, chunk_bytes, monkeypatch, stages_by_rows):
