@@ -149,13 +149,13 @@ def show_class_accuracy(accuracies: Mapping[str, Sequence[float]], classes: Sequ
 def show_guesses(images: Sequence[Any], captions: Sequence[str], columns: int = 6) -> Figure:
     """Images with a caption of two lines or so above each."""
     rows = -(-len(images) // columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(7.4, 1.75 * rows), squeeze=False)
+    figure, axes = plt.subplots(rows, columns, figsize=(7.4, (7.4 / columns + 0.5) * rows), squeeze=False)
     for ax in axes.flat:
         ax.set_visible(False)
     for ax, image, caption in zip(axes.flat, images, captions, strict=False):
         ax.set_visible(True)
         bare(ax).imshow(np.asarray(image), cmap=GREYS, interpolation="nearest")
-        ax.set_title(caption, fontsize=8)
+        ax.set_title(caption, fontsize=9)
     return figure
 
 
