@@ -80,15 +80,16 @@ def exact_coordinates(model: nn.Module) -> nn.Module:
     for module in model.modules():
         if hasattr(module, "relative_coords_table"):
             table = module.relative_coords_table
-            axes = [_axis(n // 2 + 1) for n in table.shape[1:3]]
+            trained = getattr(module, "pretrained_window_size", (0, 0))
+            axes = [_axis(n // 2 + 1, before) for n, before in zip(table.shape[1:3], trained, strict=True)]
             exact = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1)[None]
             torch.testing.assert_close(table.double(), exact, atol=1e-6, rtol=0)
             module.relative_coords_table = exact.to(next(model.parameters()).dtype)
     return model
 
 
-def _axis(window: int) -> Tensor:
-    offsets = [8 * d / max(window - 1, 1) for d in range(1 - window, window)]
+def _axis(window: int, trained: int) -> Tensor:
+    offsets = [8 * d / max((trained or window) - 1, 1) for d in range(1 - window, window)]
     return torch.tensor(
         [math.copysign(math.log(1 + abs(d)) / math.log(8), d) for d in offsets], dtype=torch.float64
     )

@@ -218,6 +218,23 @@ def test_one_bad_image_does_not_spoil_its_neighbours(version):
     assert_near(spoilt[[0, 2]], good[[0, 2]])
 
 
+@pytest.mark.parametrize("path", ["readable", "rows"])
+def test_the_cosine_scale_stops_at_100(path):
+    model = swin(2)
+    model = readable(model) if path == "readable" else model
+    scale = model.layers[0].blocks[0].attn.logit_scale
+    x = images(1, 3, 32, 32)
+    outs = []
+    for value in (math.log(100) - 1e-13, 6.0, -3.0):
+        scale.data.fill_(value)
+        scale.grad = None
+        outs.append(model(x))
+        outs[-1].square().sum().backward()
+        assert (scale.grad.abs() > 0).all() == (value < 6)
+    assert_near(outs[1], outs[0])
+    assert not torch.allclose(outs[2], outs[0])  # no limit below
+
+
 @VERSIONS
 def test_unit_vectors_have_length_one_or_zero(version):
     x = images(5, 3, 6)

@@ -136,6 +136,16 @@ def test_a_change_of_a_parameter_without_gradient_is_seen_with_gradients_on(vers
 
 
 @VERSIONS
+def test_parameters_lent_for_one_call_are_used(version):
+    model = folded(version)
+    other = scramble(copy.deepcopy(model), seed=8)
+    with torch.no_grad():
+        out = torch.func.functional_call(model, dict(other.named_parameters()), (X,))
+        assert_near(out, fresh(other))
+        assert_near(model(X), fresh(model))
+
+
+@VERSIONS
 def test_positions_get_gradients_in_evaluation(version):
     model = folded(version)
     model(X).square().sum().backward()

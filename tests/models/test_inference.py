@@ -6,6 +6,7 @@ import pytest
 import torch
 from swin_cases import assert_near, images, readable, swin
 
+from swin_lessons.models import layout
 from swin_lessons.models import swin as swin_module
 
 VERSIONS = pytest.mark.parametrize("version", [1, 2])
@@ -82,6 +83,17 @@ def test_forward_changes_nothing_in_the_module(version, path, training):
     assert [entry[:4] for entry in after] == [entry[:4] for entry in before]
     for (*_, now), (*_, then) in zip(after, before, strict=True):
         assert now is None or torch.equal(now, then)
+
+
+@VERSIONS
+def test_a_known_size_builds_nothing_and_few_sizes_are_kept(version):
+    model = swin(version).eval()
+    caches = layout.row_layout, layout._change, layout.kind_masks
+    model(images(2, 3, 44, 28))
+    misses = [cache.cache_info().misses for cache in caches]
+    model(images(2, 3, 44, 28, seed=2))
+    assert [cache.cache_info().misses for cache in caches] == misses
+    assert all(cache.cache_info().maxsize is not None for cache in caches)
 
 
 @VERSIONS

@@ -79,6 +79,7 @@ FOUR = {"depths": (2, 2, 2, 2), "num_heads": (2, 4, 8, 16), "embed_dim": 32}
         (2, {"img_size": (32, 32), "window_size": (8, 8)}),  # the last stage is one token
         (2, {"img_size": (64, 128), "window_size": (8, 8)}),
         (2, {"img_size": (64, 64), "window_size": (8, 8), "qkv_bias": False}),
+        (2, {"img_size": (64, 64), "window_size": (8, 8), "pretrained_window_sizes": (6, 6, 3, 1)}),
     ],
 )
 def test_clamped_and_oblong_windows_equal_timm(version, changes):
