@@ -6,6 +6,7 @@ import torch
 from swin_lessons.cli import main, zoo
 from swin_lessons.data import load_dataset
 from swin_lessons.models import create_model, list_models, load_weights
+from swin_lessons.models.zoo import zoo_folder
 from swin_lessons.training import evaluate, read_tensors
 
 
@@ -51,3 +52,19 @@ def test_a_missing_model_says_how_to_get_it(quick, capsys):
 def test_the_list_says_how_to_get_what_is_missing(quick, capsys):
     assert main(quick) == 0
     assert "swin-lessons zoo --train deit_micro_fmnist" in capsys.readouterr().out
+
+
+KEPT = sorted(zoo_folder().glob("*.safetensors"))
+
+
+@pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
+def test_kept_weights_are_as_accurate_as_recorded(path):
+    result, about = zoo.measure(path, download=False)
+    assert path.stat().st_size < 1.5e6
+    assert result.top1 == pytest.approx(about["test_top1"], abs=1e-3)  # other processors round differently
+
+
+def test_the_best_swin_reaches_92_percent():
+    """On Fashion-MNIST's test images. The record is measured above."""
+    swins = [path for path in KEPT if path.stem.startswith("swin") and path.stem.endswith("fmnist")]
+    assert max(zoo.read_about(path)["test_top1"] for path in swins) >= 0.92
