@@ -210,7 +210,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=2, help="notebooks at a time (default: 2)")
     parser.add_argument("--threads", type=int, default=1, help="threads for each kernel (default: 1)")
     parser.add_argument("--timeout", type=int, default=600, help="seconds for one cell (default: 600)")
-    return parser.parse_args(arguments)
+    return parser.parse_intermixed_args(arguments)  # options may stand before the notebooks
 
 
 def main(arguments: list[str] | None = None) -> int:
