@@ -189,14 +189,14 @@ class WindowAttention(nn.Module):
 
         A compiled or traced model outlives such changes, so it works the bias out; an exported one is frozen.
         """
-        if self.training or in_transform() or torch.jit.is_tracing():
+        if self.training or torch.jit.is_tracing():
             return False
         parameters = self._bias_parameters()
         if torch.is_grad_enabled() and any(p.requires_grad for p in parameters):
             return False
         if torch.compiler.is_compiling():
             return torch.compiler.is_exporting()
-        if len(parameters) != len(self._folded_from):
+        if in_transform() or len(parameters) != len(self._folded_from):
             return False
         return all(_is_same(p, stamp) for p, stamp in zip(parameters, self._folded_from, strict=True))
 
@@ -268,9 +268,7 @@ class WindowAttentionV2(WindowAttention):
 
     def _make_parameters(self, dim: int, qkv_bias: bool) -> None:
         self.logit_scale = nn.Parameter(torch.full((self.num_heads, 1, 1), math.log(10)))
-        self.cpb_mlp = nn.Sequential(
-            nn.Linear(2, 512), nn.ReLU(inplace=True), nn.Linear(512, self.num_heads, bias=False)
-        )
+        self.cpb_mlp = nn.Sequential(nn.Linear(2, 512), nn.ReLU(), nn.Linear(512, self.num_heads, bias=False))
         self.qkv = nn.Linear(dim, 3 * dim, bias=False)
         self.q_bias = nn.Parameter(torch.zeros(dim)) if qkv_bias else None
         self.v_bias = nn.Parameter(torch.zeros(dim)) if qkv_bias else None

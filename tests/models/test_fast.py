@@ -430,14 +430,16 @@ def test_a_hook_sees_maps(version, part):
 
 
 @VERSIONS
-def test_global_hooks_see_every_block(version):
+@pytest.mark.parametrize("kind", ["forward", "forward_pre", "full_backward", "full_backward_pre"])
+def test_global_hooks_see_every_block(version, kind):
     seen = []
-    handle = nn.modules.module.register_module_forward_hook(lambda m, i, o: seen.append(type(m)))
+    register = getattr(nn.modules.module, f"register_module_{kind}_hook")
+    handle = register(lambda module, *args: seen.append(type(module).__name__))
     try:
-        swin(version)(images(1, 3, 32, 32))
+        swin(version)(images(1, 3, 32, 32).requires_grad_()).sum().backward()
     finally:
         handle.remove()
-    assert sum(cls.__name__.startswith("SwinBlock") for cls in seen) == 4
+    assert sum(name.startswith("SwinBlock") for name in seen) == 4
 
 
 @VERSIONS
