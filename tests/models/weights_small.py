@@ -3,20 +3,12 @@
 from dataclasses import replace
 
 import torch
+from swin_cases import TINY
 from torch import Tensor, nn
 
-from swin_lessons.models.config import SwinConfig
 from swin_lessons.models.swin import SwinTransformer
 
-SMALL = SwinConfig(
-    img_size=(32, 32),
-    num_classes=7,
-    embed_dim=24,
-    depths=(2, 2),
-    num_heads=(2, 4),
-    window_size=(4, 4),
-    pretrained_window_sizes=(0, 0),
-)
+SMALL = TINY
 
 
 def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
