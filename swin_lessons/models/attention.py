@@ -5,6 +5,8 @@ already lie in window order.
 """
 
 import math
+from collections.abc import Callable
+from functools import lru_cache
 from typing import cast
 
 import torch
@@ -14,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from .fast import (
     in_transform,
+    is_eager,
     is_plain,
     is_symbolic,
     no_autocast,
@@ -37,6 +40,17 @@ from .windows import (
 def at_least_fp32(x: Tensor) -> Tensor:
     """Half precisions become fp32; fp32 and fp64 stay."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def constant(like: Tensor, build: Callable[..., Tensor], *args) -> Tensor:
+    """`build(*args)`, which depends on sizes alone: kept in ordinary execution, afresh for compilers and tracers."""
+    return _built_once(build, *args) if is_eager(like) else build(*args)
+
+
+@lru_cache(maxsize=32)
+def _built_once(build: Callable[..., Tensor], *args) -> Tensor:
+    with torch.inference_mode(False):  # training cannot use an inference tensor
+        return build(*args)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor | None, drop: float = 0.0) -> Tensor:
@@ -113,9 +127,9 @@ class WindowAttention(nn.Module):
 
     def relative_position_bias(self, window: Size) -> Tensor:
         """`(num_heads, N, N)` for this window, which may be smaller than the one of the table."""
-        table = self.relative_position_bias_table
-        index = relative_position_index(window, self.window_size, self._bias_parameters()[0].device)
-        return table[index].permute(2, 0, 1)
+        (table,) = self._bias_parameters()
+        index = constant(table, relative_position_index, window, self.window_size, table.device)
+        return self.relative_position_bias_table[index].permute(2, 0, 1)
 
     def _bias_parameters(self) -> list[Tensor]:
         return _own_parameters(self, "relative_position_bias_table")
@@ -282,9 +296,9 @@ class WindowAttentionV2(WindowAttention):
         reference = (trained[0] or own[0], trained[1] or own[1])
         high = torch.promote_types(scale.dtype, torch.float32)
         with no_autocast(scale.device):
-            coords = relative_coords_table(window, reference, scale.device, high)
+            coords = constant(scale, relative_coords_table, window, reference, scale.device, high)
             table = 16 * self._cpb(coords, scale.dtype).sigmoid()
-        index = relative_position_index(window, None, scale.device)
+        index = constant(scale, relative_position_index, window, None, scale.device)
         return table[index].permute(2, 0, 1)
 
     def _cpb(self, coords: Tensor, dtype: torch.dtype) -> Tensor:

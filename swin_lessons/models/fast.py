@@ -7,12 +7,12 @@ Three ideas carry the file:
   `(M, C)` rows in window order and moves them with one gather.
 * Recompute what is cheap. The backward pass rebuilds GELU outputs and attention probabilities from what must be
   kept anyway.
-* On x86 CPUs, oneDNN multiplies fp32 matrices faster than the BLAS behind `F.linear`, and applies a GELU on the way.
+* With AVX-512, oneDNN multiplies fp32 matrices faster than the BLAS behind `F.linear`, and applies a GELU on the way.
+  With AVX2 alone it is the slower of the two.
 
 Compilers, tracers and function transforms never see this file: `is_eager` sends them down the readable path.
 """
 
-import platform
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -23,18 +23,26 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.modules import module as _module
 
-X86_WITH_ONEDNN = platform.machine() in ("x86_64", "AMD64") and torch.backends.mkldnn.is_available()
+HAS_AVX512 = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
 ONEDNN_MACS = 2 << 20  # below, setting up oneDNN's primitive costs more than its speed brings
 
-CHUNK_BYTES = 8 << 20  # attention probabilities held at once in a backward pass: they should stay in cache
+CHUNK_BYTES = (
+    8 << 20
+)  # what lies between two operations should stay in cache, so work is cut into chunks of this size
 
+ORDINARY = (Tensor, nn.Parameter)  # not a subclass with operations of its own
 Group = tuple[int, int]  # first and last-plus-one window of one kind
+
+
+def chunk_length(bytes_each: int, at_least: int = 1) -> int:
+    """How many things of this size make a chunk."""
+    return max(at_least, CHUNK_BYTES // bytes_each)
 
 
 def is_eager(x: Tensor) -> bool:
     """True when `x` is an ordinary tensor in ordinary eager execution, outside every tracer and transform."""
     return (
-        type(x) is Tensor
+        type(x) in ORDINARY
         and not torch.compiler.is_compiling()
         and not torch.jit.is_tracing()
         and not in_transform()
@@ -80,19 +88,20 @@ def _is_untouched(m: nn.Module) -> bool:
 
 def _is_ordinary(parameter: Tensor | None) -> bool:
     """Quantised and sharded parameters are subclasses with operations of their own."""
-    return parameter is None or type(parameter) in (nn.Parameter, Tensor)
+    return parameter is None or type(parameter) in ORDINARY
 
 
 # --- matrix products ---------------------------------------------------------------------------------------------
 
 
 def _onednn(x: Tensor, weight: Tensor) -> bool:
-    """Does oneDNN's own linear layer pay here? fp32 on an x86 CPU, unless its set-up outweighs a small product."""
+    """Does oneDNN's own linear layer pay here? fp32 with AVX-512, unless its set-up outweighs a small product."""
     return bool(
-        X86_WITH_ONEDNN
+        HAS_AVX512
         and x.dtype == weight.dtype == torch.float32
         and x.device.type == weight.device.type == "cpu"
         and x.shape[0] * weight.numel() >= ONEDNN_MACS
+        and torch.backends.mkldnn.is_available()
         and torch.backends.mkldnn.enabled
         and not autocast_on(x.device)
     )
@@ -104,7 +113,7 @@ def _matmul_t(x: Tensor, weight: Tensor, bias: Tensor | None = None, gelu: bool 
         post: tuple = ("gelu", [], "none") if gelu else ("none", [], "")
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, *post)
     y = F.linear(x, weight, bias)
-    return F.gelu(y) if gelu else y
+    return torch.ops.aten.gelu_(y) if gelu else y
 
 
 def _needs_grad(*tensors: Tensor | None) -> bool:
@@ -163,9 +172,9 @@ def _mlp(x, w1, b1, w2, b2):
     return F.linear(F.gelu(F.linear(x, w1, b1)), w2, b2)
 
 
-def _row_chunks(rows: int, width: int, element_size: int) -> list[slice]:
-    """Cut rows into runs whose hidden layer, `width` wide, stays in cache."""
-    step = max(64, CHUNK_BYTES // (width * element_size))
+def row_chunks(rows: int, width: int, element_size: int) -> list[slice]:
+    """Cut rows into chunks whose hidden layer, `width` wide, stays in cache."""
+    step = chunk_length(width * element_size, at_least=64)
     return [slice(i, min(i + step, rows)) for i in range(0, rows, step)]
 
 
@@ -187,7 +196,7 @@ class _Mlp(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, w1, b1, w2, b2):
-        chunks = _row_chunks(x.shape[0], w1.shape[0], x.element_size())
+        chunks = row_chunks(x.shape[0], w1.shape[0], x.element_size())
         hidden, out = [], []
         for rows in chunks:
             hidden.append(_matmul_t(x[rows], w1, b1))
@@ -206,7 +215,7 @@ class _Mlp(torch.autograd.Function):
         d_w1 = d_w2 = None
         d_b1: Any = 0.0 if need_b1 else None
         d_x = []
-        for rows, h in zip(_row_chunks(x.shape[0], w1.shape[0], x.element_size()), hidden, strict=True):
+        for rows, h in zip(row_chunks(x.shape[0], w1.shape[0], x.element_size()), hidden, strict=True):
             if need_w2:
                 d_w2 = _plus_product(d_w2, grad[rows], F.gelu(h) if active is None else active)
             d_h = torch.ops.aten.gelu_backward(_matmul_t(grad[rows], w2.t()), h)
@@ -252,8 +261,6 @@ def permute_rows(rows: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
 
 
 # --- attention -------------------------------------------------------------------------------------------------
-
-Run = tuple[Group, list[tuple[int, slice]]]  # windows, and which part of them is of which kind
 
 
 def _heads(qkv: Tensor, windows: Group, N: int, num_heads: int) -> Tensor:
@@ -315,24 +322,25 @@ def _attend_explicitly(qkv, bias, scale, groups, num_heads):
     return (probs @ v).transpose(1, 2).reshape(qkv.shape[0], -1)
 
 
-def _runs(groups: Sequence[Group], bytes_per_window: int) -> list[Run]:
-    """Cut all windows into runs whose probabilities fit `CHUNK_BYTES`."""
-    step, total = max(1, CHUNK_BYTES // bytes_per_window), groups[-1][1]
-    runs = []
-    for i in range(0, total, step):
-        j = min(i + step, total)
-        kinds = [
-            (k, slice(max(a, i) - i, min(b, j) - i)) for k, (a, b) in enumerate(groups) if a < j and b > i
-        ]
-        runs.append(((i, j), kinds))
-    return runs
+def window_runs(groups: Sequence[Group], step: int) -> list[tuple[Group, tuple[Group, ...]]]:
+    """Cut all windows into runs of `step`: first and last-plus-one window, and the groups among them."""
+    total = groups[-1][1]
+    runs = [(i, min(i + step, total)) for i in range(0, total, step)]
+    return [(run, tuple(_within(group, run) for group in groups)) for run in runs]
 
 
-def _probabilities(q: Tensor, k: Tensor, bias: Tensor, kinds: list[tuple[int, slice]]) -> Tensor:
+def _within(group: Group, run: Group) -> Group:
+    """The part of a group that lies in a run, counted from the run's start; may be empty."""
+    start, stop = run
+    return min(max(group[0], start), stop) - start, min(max(group[1], start), stop) - start
+
+
+def _probabilities(q: Tensor, k: Tensor, bias: Tensor, groups: Sequence[Group]) -> Tensor:
     """Softmax of `q @ k.T + bias` for a run of windows: `(n, num_heads, N, N)`, in the precision of the bias."""
     scores = (q @ k.transpose(-2, -1)).to(bias.dtype)
-    for kind, part in kinds:
-        scores[part] += bias[kind]
+    for (start, stop), kind in zip(groups, bias, strict=True):
+        if stop > start:
+            scores[start:stop] += kind
     return scores.softmax(-1)
 
 
@@ -364,25 +372,26 @@ class _WindowAttention(torch.autograd.Function):
         N, num_heads = bias.shape[-1], ctx.num_heads
         d_qkv, d_bias = torch.empty_like(qkv), torch.zeros_like(bias)
         d_scale: Any = None if logit_scale is None else 0.0
-        for windows, kinds in _runs(ctx.groups, num_heads * N * N * grad.element_size()):
-            start, stop = windows
+        step = chunk_length(num_heads * N * N * grad.element_size())
+        for (start, stop), groups in window_runs(ctx.groups, step):
             d_out = (
                 grad[start * N : stop * N]
                 .reshape(stop - start, N, num_heads, -1)
                 .transpose(1, 2)
                 .contiguous()
             )
-            q, k, v = _heads(qkv, windows, N, num_heads).clone(memory_format=torch.contiguous_format)
+            q, k, v = _heads(qkv, (start, stop), N, num_heads).clone(memory_format=torch.contiguous_format)
             kept = None if probs is None else probs[start:stop]
             if logit_scale is None:
-                d_q, d_k, d_v, d_scores = _backward_dot(q, k, v, bias, kinds, scale, d_out, kept)
+                d_q, d_k, d_v, d_scores = _backward_dot(q, k, v, bias, groups, scale, d_out, kept)
             else:
-                d_q, d_k, d_v, d_scores, d_s = _backward_cosine(q, k, v, bias, kinds, scale, d_out, kept)
+                d_q, d_k, d_v, d_scores, d_s = _backward_cosine(q, k, v, bias, groups, scale, d_out, kept)
                 d_scale = d_scale + d_s
-            for into, d in zip(_heads(d_qkv, windows, N, num_heads), (d_q, d_k, d_v), strict=True):
+            for into, d in zip(_heads(d_qkv, (start, stop), N, num_heads), (d_q, d_k, d_v), strict=True):
                 into.copy_(d)
-            for kind, part in kinds:
-                d_bias[kind] += d_scores[part].sum(0)
+            for (first, last), into in zip(groups, d_bias, strict=True):
+                if last > first:
+                    into += d_scores[first:last].sum(0)
         return d_qkv, d_bias, d_scale, None, None
 
 
@@ -394,7 +403,7 @@ def _attend_and_keep(qkv, bias, scale, groups, num_heads) -> tuple[Tensor, Tenso
         q, k = _unit(q, scale)[0].to(v.dtype), _unit(k)[0].to(v.dtype)
     else:
         q *= scale
-    probs = _probabilities(q, k, bias, [(kind, slice(*group)) for kind, group in enumerate(groups)])
+    probs = _probabilities(q, k, bias, groups)
     return (probs.to(v.dtype) @ v).transpose(1, 2).reshape(qkv.shape[0], -1), probs
 
 
@@ -405,20 +414,20 @@ def _backward_scores(probs: Tensor, v: Tensor, d_out: Tensor) -> tuple[Tensor, T
     return d_scores, probs.to(v.dtype).transpose(-2, -1) @ d_out
 
 
-def _backward_dot(q, k, v, bias, kinds, scale: float, d_out, probs) -> tuple[Tensor, ...]:
+def _backward_dot(q, k, v, bias, groups, scale: float, d_out, probs) -> tuple[Tensor, ...]:
     """Gradients of q, k, v and the scores, for dot-product attention."""
     q *= scale
-    probs = _probabilities(q, k, bias, kinds) if probs is None else probs
+    probs = _probabilities(q, k, bias, groups) if probs is None else probs
     d_scores, d_v = _backward_scores(probs, v, d_out)
     low = d_scores.to(q.dtype)
     return (low @ k).mul_(scale), low.transpose(-2, -1) @ q, d_v, d_scores
 
 
-def _backward_cosine(q, k, v, bias, kinds, scale: Tensor, d_out, probs) -> tuple[Tensor, ...]:
+def _backward_cosine(q, k, v, bias, groups, scale: Tensor, d_out, probs) -> tuple[Tensor, ...]:
     """Gradients of q, k, v, the scores and the scale, for cosine attention."""
     (q, q_length), (k, k_length) = _unit(q), _unit(k)
     scaled, unit_k = (q * scale).to(v.dtype), k.to(v.dtype)
-    probs = _probabilities(scaled, unit_k, bias, kinds) if probs is None else probs
+    probs = _probabilities(scaled, unit_k, bias, groups) if probs is None else probs
     d_scores, d_v = _backward_scores(probs, v, d_out)
     low = d_scores.to(v.dtype)
     d_scaled, d_k = low @ unit_k, low.transpose(-2, -1) @ scaled

@@ -6,6 +6,7 @@ inside the map, at its right edge, at its bottom edge, or at the corner. One mas
 no `(num_windows, N, N)` tensor is needed, and the groups run across the batch, so a group is one slice of the rows.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -14,23 +15,35 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .fast import Group, permute_rows
+from .fast import Group, permute_rows, window_runs
 from .windows import Size
 
 KINDS = ((0, 0), (0, 1), (1, 0), (1, 1))  # does the seam cross (rows, columns): inside, right, bottom, corner
 CACHE = 64  # sizes remembered; the oldest is forgotten first
 
 
-@dataclass(frozen=True)
-class RowLayout:
+@dataclass(frozen=True, kw_only=True)
+class Windows:
+    """Windows whose rows lie one after the other, those of one kind together."""
+
+    groups: tuple[Group, ...]  # the windows of each kind
+    pad: Tensor | None  # (M, 1) True on rows that only fill up a window; None when there are none
+
+    def runs(self, step: int, N: int) -> Iterator[tuple[slice, "Windows"]]:
+        """Runs of `step` windows of N tokens: where the rows of each lie, and its windows."""
+        for (start, stop), groups in window_runs(self.groups, step):
+            rows = slice(start * N, stop * N)
+            yield rows, Windows(groups=groups, pad=None if self.pad is None else self.pad[rows])
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowLayout(Windows):
     """The order of the rows of `B` maps of one size under one window and shift."""
 
     padded: Size  # the map's size after padding to whole windows
     order: Tensor  # (M,) which raster row stands at each place
     place: Tensor  # (M,) where each raster row stands: the inverse of `order`
-    groups: tuple[Group, ...]  # the windows of each kind
     image: Tensor  # (M,) the image of the batch that each row belongs to
-    pad: Tensor | None  # (M, 1) True on rows that only fill up a window; None when there are none
 
 
 def _image_order(padded: Size, window: Size, shift: Size) -> tuple[np.ndarray, list[int]]:

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from .attention import WindowAttention, WindowAttentionV2
 from .blocks import SwinBlock, SwinBlockV2
-from .fast import fast_mlp, is_eager, is_plain, linear, window_attention
+from .fast import chunk_length, fast_mlp, is_eager, is_plain, linear, row_chunks, window_attention
 from .layers import DropPath, Mlp, PatchEmbed, PatchMerging
-from .layout import RowLayout, RowOrder, kind_masks
+from .layout import RowLayout, RowOrder, Windows, kind_masks
 from .windows import Size, fit_window
 
 STANDARD = {
@@ -64,24 +64,46 @@ def run_stage(x: Tensor, blocks: Sequence[SwinBlock], run: Callable) -> Tensor:
 
 
 def block_rows(block: SwinBlock, rows: Tensor, layout: RowLayout, window: Size, shift: Size) -> Tensor:
-    """One block on `(M, C)` rows that lie in the order of `layout`."""
+    """One block on `(M, C)` rows that lie in the order of `layout`; without gradients, the rows are overwritten."""
+    bias = kind_bias(block.attn.current_bias(window), window, shift)
+    if torch.is_grad_enabled() or _drops(block):
+        rows = rows + drop_rows(block.drop_path1, attention_branch(block, rows, bias, layout), layout)
+        rows = rows + drop_rows(block.drop_path2, mlp_branch(block, rows), layout)
+    else:
+        add_branches(block, rows, bias, layout)
+    return block.norm3(rows) if isinstance(block, SwinBlockV2) else rows
+
+
+def add_branches(block: SwinBlock, rows: Tensor, bias: Tensor, layout: RowLayout) -> None:
+    """Add both branches to the rows in place, run by run: what lies between two layers never leaves the cache."""
+    N, C = bias.shape[-1], rows.shape[1]
+    step = chunk_length(
+        N * 3 * C * rows.element_size()
+    )  # windows whose queries, keys and values make a chunk
+    for part, windows in layout.runs(step, N):
+        rows[part].add_(attention_branch(block, rows[part], bias, windows))
+    for part in row_chunks(len(rows), block.mlp.fc1.out_features, rows.element_size()):
+        rows[part].add_(mlp_branch(block, rows[part]))
+
+
+def attention_branch(block: SwinBlock, rows: Tensor, bias: Tensor, windows: Windows) -> Tensor:
+    """What attention adds to the rows: V1 normalises what goes in, V2 what comes out."""
     if isinstance(block, SwinBlockV2):
-        branch = attention_rows(block.attn, zero_pads(rows, layout), layout, window, shift)
-        rows = rows + drop_rows(block.drop_path1, block.norm1(branch), layout)
-        return block.norm3(rows + drop_rows(block.drop_path2, block.norm2(mlp_rows(block.mlp, rows)), layout))
-    normed = zero_pads(block.norm1(rows), layout)
-    branch = attention_rows(block.attn, normed, layout, window, shift)
-    rows = rows + drop_rows(block.drop_path1, branch, layout)
-    return rows + drop_rows(block.drop_path2, mlp_rows(block.mlp, block.norm2(rows)), layout)
+        return block.norm1(attention_rows(block.attn, zero_pads(rows, windows), bias, windows))
+    return attention_rows(block.attn, zero_pads(block.norm1(rows), windows), bias, windows)
 
 
-def attention_rows(
-    attn: WindowAttention, rows: Tensor, layout: RowLayout, window: Size, shift: Size
-) -> Tensor:
-    """`WindowAttention.forward` on rows."""
+def mlp_branch(block: SwinBlock, rows: Tensor) -> Tensor:
+    """What the MLP adds to the rows."""
+    if isinstance(block, SwinBlockV2):
+        return block.norm2(mlp_rows(block.mlp, rows))
+    return mlp_rows(block.mlp, block.norm2(rows))
+
+
+def attention_rows(attn: WindowAttention, rows: Tensor, bias: Tensor, windows: Windows) -> Tensor:
+    """`WindowAttention.forward` on rows; `bias` has the masks in it (see `kind_bias`)."""
     qkv = linear(rows, attn.qkv.weight, attn.joint_qkv_bias())
-    bias = kind_bias(attn.current_bias(window), window, shift)
-    out = window_attention(qkv, bias, attn.logit_factor(), layout.groups, attn.num_heads)
+    out = window_attention(qkv, bias, attn.logit_factor(), windows.groups, attn.num_heads)
     return attn.proj_drop(linear(out, attn.proj.weight, attn.proj.bias))
 
 
@@ -98,9 +120,13 @@ def mlp_rows(mlp: Mlp, rows: Tensor) -> Tensor:
     return fast_mlp(rows, mlp.fc1.weight, mlp.fc1.bias, mlp.fc2.weight, mlp.fc2.bias)
 
 
-def zero_pads(rows: Tensor, layout: RowLayout) -> Tensor:
+def zero_pads(rows: Tensor, windows: Windows) -> Tensor:
     """Attention sees zeros where a window hangs over the map's edge."""
-    return rows if layout.pad is None else rows.masked_fill(layout.pad, 0.0)
+    return rows if windows.pad is None else rows.masked_fill(windows.pad, 0.0)
+
+
+def _drops(block: SwinBlock) -> bool:
+    return any(d.rate > 0.0 and d.training for d in (block.drop_path1, block.drop_path2))
 
 
 def drop_rows(drop_path: DropPath, rows: Tensor, layout: RowLayout) -> Tensor:

@@ -10,7 +10,7 @@ from swin_lessons.models import attention as attention_module
 from swin_lessons.models import fast
 from swin_lessons.models.attention import WindowAttention, WindowAttentionV2
 from swin_lessons.models.layout import RowOrder
-from swin_lessons.models.rows import attention_rows
+from swin_lessons.models.rows import attention_rows, kind_bias
 from swin_lessons.models.swin import SwinStage
 
 KINDS = {1: WindowAttention, 2: WindowAttentionV2}
@@ -141,7 +141,8 @@ def leak(attn: WindowAttentionV2, forward) -> float:
 def by_rows(attn: WindowAttentionV2, x: torch.Tensor) -> torch.Tensor:
     order = RowOrder(x.shape[0], (x.shape[1], x.shape[2]), attn.window_size, x.device)
     rows = order.from_map(x, attn.shift_size)
-    return order.to_map(attention_rows(attn, rows, order.layout(), attn.window_size, attn.shift_size))
+    bias = kind_bias(attn.current_bias(attn.window_size), attn.window_size, attn.shift_size)
+    return order.to_map(attention_rows(attn, rows, bias, order.layout()))
 
 
 @pytest.mark.parametrize("scale", [10, 48, 60, 100])

@@ -91,6 +91,43 @@ def test_rows_equal_maps(version, case, chunk_bytes, monkeypatch, stages_by_rows
 
 
 @VERSIONS
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("chunk_bytes", [1, 8 << 20], ids=["small chunks", "one chunk"])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_inference_works_in_place_on_rows_of_its_own(
+    version, case, chunk_bytes, mode, monkeypatch, stages_by_rows
+):
+    monkeypatch.setattr(fast, "CHUNK_BYTES", chunk_bytes)
+    size, window = CASES[case]
+    model = swin(version, window_size=window, extra_norm_every=2 if version == 2 else 0).eval()
+    x = images(3, 3, *size)
+    given = x.clone()
+    with mode():
+        expected = readable(model)(x)
+        assert_near(model(x), expected)
+        assert_near(model(x), expected)  # nothing kept was overwritten
+    assert torch.equal(x, given)
+    assert len(stages_by_rows) == 4
+
+
+@VERSIONS
+@pytest.mark.parametrize("dropping", ["all", "mlp", "attention"])
+def test_without_gradients_a_branch_in_training_mode_still_drops(version, dropping):
+    model = swin(version, drop_path_rate=0.5, depths=(2, 3)).train(dropping == "all")
+    for stage in model.layers:
+        for block in stage.blocks:
+            block.drop_path1.train(dropping != "mlp")
+            block.drop_path2.train(dropping != "attention")
+    x, plain = images(6, 3, 36, 36), readable(model)
+    outs = []
+    with torch.no_grad():
+        for m in (model, plain):
+            torch.manual_seed(3)
+            outs.append(m(x))
+    assert_near(*outs)
+
+
+@VERSIONS
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_drop_path_and_checkpointing(version, checkpointing, stages_by_rows):
     model = swin(version, drop_path_rate=0.5, depths=(2, 3), checkpointing=checkpointing)
