@@ -6,6 +6,8 @@ The table's rows by contestant:
 * "..., micro-batches": the same work in pieces that fit the cache: at inference, pieces of the batch; in training,
   accumulated gradients with one optimiser step, equal gradients. The peers get the trick too.
 * ours cuts its inference batches by itself, so it has no such row there.
+* "linear layers alone" is no contestant: the time of their matrix products by PyTorch, in micro-batches where these
+  are faster. What of a step it leaves is all that an implementation can save with the same products.
 """
 
 from __future__ import annotations
@@ -19,13 +21,15 @@ from torch import Tensor, nn
 
 from swin_lessons.profiling.memory import saved_for_backward
 from swin_lessons.profiling.peers import LIBRARIES, SwinSpec, build, reference_model
-from swin_lessons.profiling.steps import Contestant, check_equal, images_and_labels
+from swin_lessons.profiling.products import linear_products, products_step
+from swin_lessons.profiling.steps import DTYPES, Contestant, check_equal, images_and_labels
 from swin_lessons.profiling.suites import BenchOptions, Show
 from swin_lessons.profiling.timing import Comparison, compare
 
 __all__ = ["LESSON_SPECS", "Case", "measure", "plan", "run"]
 
 LARGE = 32  # from this batch on, micro-batches compete
+PRODUCTS = "linear layers alone"
 CHECKED = 8  # images whose gradients are compared before training is timed
 
 # 28-pixel Fashion-MNIST padded to 32, patches of 4: the models that the lessons train
@@ -124,6 +128,14 @@ class Models:
         entry.optimizer = self.optimizers.get(name)
         return entry
 
+    def products(self, case: Case, x: Tensor, options: BenchOptions) -> Callable[[], Any]:
+        """The linear layers alone, in micro-batches where the case has them."""
+        size = min(options.micro_batch, case.batch) if case.large else case.batch
+        dtype = DTYPES[case.dtype]
+        return products_step(
+            linear_products(self.models[self.libraries[0]], x[:size], dtype), case.mode, case.batch // size
+        )
+
 
 def fused_timm(model: nn.Module) -> nn.Module:
     """timm's experimental switch for Swin, set on the model instead of the whole process."""
@@ -152,15 +164,17 @@ def measure(case: Case, models: Models, options: BenchOptions, show: Show) -> li
     """Check that all compute the same, then time them: a row a contestant."""
     x, y = images_and_labels(case.batch, case.spec.in_chans, case.spec.img_size, case.spec.num_classes)
     contestants = line_up(case, models, options)
-    with show.section(case.title, len(contestants) * (options.rounds + 1)) as progress:
+    samples = len(contestants) * (options.rounds + 1) + options.rounds
+    with show.section(case.title, samples) as progress:
         few = CHECKED if case.mode == "train" else case.batch
         differences = check(contestants, case, x[:few], y[:few], progress)
-        steps = {c.name: c.step(x, y) for c in contestants}
+        steps = {c.name: c.step(x, y) for c in contestants} | {PRODUCTS: models.products(case, x, options)}
         models.optimizers |= {c.name.split(",")[0]: c.optimizer for c in contestants}
         warmup = 1 if case.spec.name in LESSON_SPECS else 0  # the check has warmed up the others
         result = compare(steps, rounds=options.rounds, warmup=warmup, progress=progress)
     show.text(f"{case.title}\n{result.table()}\n")
-    return [row(case, c, result, differences[c.name]) for c in contestants]
+    rows = [row(case, c, result, differences[c.name]) for c in contestants]
+    return [*rows, timing_row(case, PRODUCTS, result)]
 
 
 def check(
@@ -188,20 +202,26 @@ def outputs(c: Contestant, x: Tensor, y: Tensor) -> dict[str, Tensor]:
 
 
 def row(case: Case, c: Contestant, result: Comparison, difference: float) -> dict[str, Any]:
-    """One line of the table, for JSON. Times in seconds a call; ratios are time over the baseline's."""
-    timing = result.to_dict()["timings"][c.name]
+    """One line of the table, for JSON, with its bar where it has one."""
+    return timing_row(case, c.name, result) | {
+        "micro_batch": c.micro_batch or None,
+        "relative_difference": difference,
+        **verdict(bar_for(case, c), result.speedup(c.name)),
+    }
+
+
+def timing_row(case: Case, name: str, result: Comparison) -> dict[str, Any]:
+    """What was measured. Times in seconds a call; ratios are time over the baseline's."""
+    timing = result.to_dict()["timings"][name]
     return {
         "model": case.spec.name,
         "mode": case.mode,
         "dtype": case.dtype,
         "batch": case.batch,
-        "micro_batch": c.micro_batch or None,
-        "contestant": c.name,
+        "contestant": name,
         "baseline": result.baseline,
-        "speedup": result.speedup(c.name),
+        "speedup": result.speedup(name),
         "images_per_second": case.batch / timing["median"],
-        "relative_difference": difference,
-        **verdict(bar_for(case, c), result.speedup(c.name)),
         **timing,
     }
 
