@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ ROOT = Path(__file__).parents[1]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 PYTHONS = SpecifierSet(PROJECT["requires-python"])
+BUSY = 2  # the minutes are those of a quiet machine; lessons may have been run on a busy one
 
 
 def text(name: str) -> str:
@@ -171,6 +173,35 @@ def test_the_readme_s_code_runs() -> None:
     assert blocks
     for block in blocks:
         exec(compile(block, "README.md", "exec"), {"__name__": "__main__"})
+
+
+def test_the_readme_lists_every_lesson_and_no_lesson_takes_longer() -> None:
+    listed = dict(re.findall(r"\]\((notebooks/\S+?)\) \| (\d+) minutes? \|", text("README.md")))
+    lessons = {str(p.relative_to(ROOT)): p for p in (ROOT / "notebooks").glob("[0-9]*.ipynb")}
+    assert listed.keys() == lessons.keys()
+    for name, path in lessons.items():
+        seconds = json.loads(path.read_text(encoding="utf-8"))["metadata"]["swin_lessons"]["seconds"]
+        assert seconds <= 60 * int(listed[name]) * BUSY, f"{name}: the README says {listed[name]} minutes"
+
+
+def test_a_wheel_holds_the_zoo_and_nothing_of_the_book(tmp_path: Path) -> None:
+    """What pip installs where there is no checkout. The build runs in a copy: it leaves folders behind."""
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE", "swin_lessons", "book/results/zoo"):
+        source, target = ROOT / name, copy / name
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, target)
+    build = "from setuptools.build_meta import build_wheel; build_wheel('dist')"
+    subprocess.run([sys.executable, "-c", build], cwd=copy, check=True, capture_output=True)
+    (wheel,) = (copy / "dist").glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    zoo = {Path(n).name for n in names if "share/swin-lessons/zoo/" in n}
+    assert zoo == {p.name for p in (ROOT / "book" / "results" / "zoo").glob("*.safetensors")}
+    assert {n.split("/")[0].split("-")[0] for n in names} == {"swin_lessons"}
+    assert "swin_lessons/models/swin.py" in names
 
 
 def test_the_readme_s_commands_exist() -> None:

@@ -1,6 +1,7 @@
 """Trained weights by name: the book's micro zoo on disk, timm's checkpoints over the network."""
 
 import os
+import sys
 from pathlib import Path
 
 from torch import nn
@@ -12,9 +13,11 @@ ENVIRONMENT = "SWIN_LESSONS_ZOO"
 
 
 def zoo_folder() -> Path:
-    """Where the micro zoo lies: `$SWIN_LESSONS_ZOO`, or `book/results/zoo` of the checkout this package is in."""
-    chosen = os.environ.get(ENVIRONMENT)
-    return Path(chosen) if chosen else Path(__file__).parents[2] / "book" / "results" / "zoo"
+    """Where the micro zoo lies: `$SWIN_LESSONS_ZOO`, the checkout this package is in, or where pip put it."""
+    if chosen := os.environ.get(ENVIRONMENT):
+        return Path(chosen)
+    checkout = Path(__file__).parents[2] / "book" / "results" / "zoo"
+    return checkout if checkout.is_dir() else Path(sys.prefix) / "share" / "swin-lessons" / "zoo"
 
 
 def load_pretrained(model: nn.Module, name: str) -> None:
@@ -30,7 +33,7 @@ def load_pretrained(model: nn.Module, name: str) -> None:
         path = zoo_folder() / f"{name}.safetensors"
         if not path.is_file():
             raise FileNotFoundError(
-                f"no weights {path}: run from a checkout of the book, set {ENVIRONMENT} to the folder that "
+                f"no weights {path}: install from a checkout of the book, set {ENVIRONMENT} to the folder that "
                 f"holds {name}.safetensors, or train it with `swin-lessons train --model {name}`"
             )
     else:

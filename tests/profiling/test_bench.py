@@ -119,6 +119,26 @@ def test_micro_batch_rows_at_large_batches(mode):
     assert ("ours, micro-batches" in names) == (mode == "train")
 
 
+def test_the_table_of_a_page_has_a_line_a_case():
+    def row(batch, contestant, speed, **more):
+        case = {"model": "m", "mode": "train", "dtype": "fp32", "batch": batch}
+        return case | {"contestant": contestant, "images_per_second": speed, "speedup": speed / 10} | more
+
+    rows = [
+        row(8, "timm", 10.0),
+        row(8, "ours", 12.0, bar=1.0, met=True),
+        row(32, "timm", 10.0),
+        row(32, "ours", 11.0),
+        row(32, "ours, micro-batches", 12.0, bar=1.25, met=False),
+    ]
+    first, second = cpu.wide(rows)
+    assert (first["ours"], first["speedup"], first["bar"], first["verdict"]) == (12.0, 1.2, 1.0, "yes")
+    assert first["ours_micro_batches"] is None
+    assert (second["ours"], second["ours_micro_batches"]) == (11.0, 12.0)
+    assert (second["speedup"], second["bar"], second["verdict"]) == (1.2, 1.25, "no")
+    assert cpu.wide([row(1, "timm", 10.0)])[0]["bar"] is None
+
+
 def test_plan_covers_the_bars():
     cases = cpu.plan(BenchOptions())
     models = [c.spec.name for c in cases]

@@ -62,7 +62,7 @@ class Case:
 
 
 def run(options: BenchOptions, show: Show) -> dict[str, Any]:
-    """Every case of the plan: {"options", "rows", "saved_for_backward"}."""
+    """Every case of the plan: {"options", "rows", "saved_for_backward", "tables"}."""
     rows: list[dict[str, Any]] = []
     saved: list[dict[str, Any]] = []
     cases = plan(options)
@@ -74,7 +74,8 @@ def run(options: BenchOptions, show: Show) -> dict[str, Any]:
             saved += saved_rows(models, show)
         del models
         gc.collect()
-    return {"options": asdict(options), "rows": rows, "saved_for_backward": saved}
+    tables = {mode: wide([r for r in rows if r["mode"] == mode]) for mode in options.modes}
+    return {"options": asdict(options), "rows": rows, "saved_for_backward": saved, "tables": tables}
 
 
 def plan(options: BenchOptions) -> list[Case]:
@@ -224,6 +225,24 @@ def timing_row(case: Case, name: str, result: Comparison) -> dict[str, Any]:
         "images_per_second": case.batch / timing["median"],
         **timing,
     }
+
+
+def wide(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """For pages: a line a case. Images per second by contestant, None where it did not compete; the bar and ours."""
+    keys = {r["contestant"]: column_key(r["contestant"]) for r in rows}
+    cases: dict[tuple, dict[str, Any]] = {}
+    for r in rows:
+        case = {key: r[key] for key in ("model", "dtype", "batch")}
+        line = cases.setdefault(tuple(case.values()), case | dict.fromkeys(keys.values()))
+        line[keys[r["contestant"]]] = r["images_per_second"]
+        if "bar" in r:
+            line |= {"speedup": r["speedup"], "bar": r["bar"], "verdict": "yes" if r["met"] else "no"}
+    return [dict.fromkeys(("speedup", "bar", "verdict")) | line for line in cases.values()]
+
+
+def column_key(contestant: str) -> str:
+    """ "timm, micro-batches" -> "timm_micro_batches"."""
+    return "_".join(contestant.replace(",", "").replace("-", " ").split())
 
 
 def bar_for(case: Case, c: Contestant) -> float | None:
