@@ -26,17 +26,17 @@ from torch.nn.modules import module as _module
 HAS_AVX512 = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
 ONEDNN_MACS = 2 << 20  # below, setting up oneDNN's primitive costs more than its speed brings
 
-CHUNK_BYTES = (
-    8 << 20
-)  # what lies between two operations should stay in cache, so work is cut into chunks of this size
+CHUNK_BYTES = 8 << 20  # on a CPU, work is cut so that what lies between two operations stays in cache
+GPU_CHUNK_BYTES = 1 << 30  # a GPU wants large pieces; this only bounds its memory
 
 ORDINARY = (Tensor, nn.Parameter)  # not a subclass with operations of its own
 Group = tuple[int, int]  # first and last-plus-one window of one kind
 
 
-def chunk_length(bytes_each: int, at_least: int = 1) -> int:
-    """How many things of this size make a chunk."""
-    return max(at_least, CHUNK_BYTES // bytes_each)
+def chunk_length(like: Tensor, numbers: int, at_least: int = 1) -> int:
+    """How many things make a chunk, if each has so many numbers of the type and device of `like`."""
+    chunk = CHUNK_BYTES if like.device.type == "cpu" else GPU_CHUNK_BYTES
+    return max(at_least, chunk // (numbers * like.element_size()))
 
 
 def is_eager(x: Tensor) -> bool:
@@ -172,10 +172,10 @@ def _mlp(x, w1, b1, w2, b2):
     return F.linear(F.gelu(F.linear(x, w1, b1)), w2, b2)
 
 
-def row_chunks(rows: int, width: int, element_size: int) -> list[slice]:
-    """Cut rows into chunks whose hidden layer, `width` wide, stays in cache."""
-    step = chunk_length(width * element_size, at_least=64)
-    return [slice(i, min(i + step, rows)) for i in range(0, rows, step)]
+def row_chunks(x: Tensor, width: int) -> list[slice]:
+    """Cut the rows of `x` into chunks whose hidden layer, `width` wide, stays in cache."""
+    step = chunk_length(x, width, at_least=64)
+    return [slice(i, min(i + step, len(x))) for i in range(0, len(x), step)]
 
 
 def _joined(parts: list[Tensor]) -> Tensor:
@@ -190,19 +190,20 @@ def _plus_product(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
 class _Mlp(torch.autograd.Function):
     """Keeps the rows and the hidden layer before its GELU; the GELU's output, four times the rows, is rebuilt.
 
-    Rows go through in chunks, so that what lies between the two layers never leaves the cache. A layer of one chunk
-    is small, and keeps the GELU's output too.
+    Rows go through in chunks, so that what lies between the two layers never leaves the cache. On a CPU, a layer of
+    one chunk is small, and keeps the GELU's output too.
     """
 
     @staticmethod
     def forward(ctx, x, w1, b1, w2, b2):
-        chunks = row_chunks(x.shape[0], w1.shape[0], x.element_size())
+        chunks = row_chunks(x, w1.shape[0])
         hidden, out = [], []
         for rows in chunks:
             hidden.append(_matmul_t(x[rows], w1, b1))
             active = F.gelu(hidden[-1])
             out.append(_matmul_t(active, w2, b2))
-        ctx.save_for_backward(x, w1, b1, w2, b2, active if len(chunks) == 1 else None, *hidden)
+        small = len(chunks) == 1 and x.device.type == "cpu"
+        ctx.save_for_backward(x, w1, b1, w2, b2, active if small else None, *hidden)
         return _joined(out)
 
     @staticmethod
@@ -215,7 +216,7 @@ class _Mlp(torch.autograd.Function):
         d_w1 = d_w2 = None
         d_b1: Any = 0.0 if need_b1 else None
         d_x = []
-        for rows, h in zip(row_chunks(x.shape[0], w1.shape[0], x.element_size()), hidden, strict=True):
+        for rows, h in zip(row_chunks(x, w1.shape[0]), hidden, strict=True):
             if need_w2:
                 d_w2 = _plus_product(d_w2, grad[rows], F.gelu(h) if active is None else active)
             d_h = torch.ops.aten.gelu_backward(_matmul_t(grad[rows], w2.t()), h)
@@ -372,7 +373,7 @@ class _WindowAttention(torch.autograd.Function):
         N, num_heads = bias.shape[-1], ctx.num_heads
         d_qkv, d_bias = torch.empty_like(qkv), torch.zeros_like(bias)
         d_scale: Any = None if logit_scale is None else 0.0
-        step = chunk_length(num_heads * N * N * grad.element_size())
+        step = chunk_length(grad, num_heads * N * N)
         for (start, stop), groups in window_runs(ctx.groups, step):
             d_out = (
                 grad[start * N : stop * N]

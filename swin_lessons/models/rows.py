@@ -77,12 +77,10 @@ def block_rows(block: SwinBlock, rows: Tensor, layout: RowLayout, window: Size, 
 def add_branches(block: SwinBlock, rows: Tensor, bias: Tensor, layout: RowLayout) -> None:
     """Add both branches to the rows in place, run by run: what lies between two layers never leaves the cache."""
     N, C = bias.shape[-1], rows.shape[1]
-    step = chunk_length(
-        N * 3 * C * rows.element_size()
-    )  # windows whose queries, keys and values make a chunk
+    step = chunk_length(rows, N * 3 * C)  # windows whose queries, keys and values make a chunk
     for part, windows in layout.runs(step, N):
         rows[part].add_(attention_branch(block, rows[part], bias, windows))
-    for part in row_chunks(len(rows), block.mlp.fc1.out_features, rows.element_size()):
+    for part in row_chunks(rows, block.mlp.fc1.out_features):
         rows[part].add_(mlp_branch(block, rows[part]))
 
 
