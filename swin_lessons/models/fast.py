@@ -27,6 +27,8 @@ HAS_AVX512 = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
 ONEDNN_MACS = 2 << 20  # below, setting up oneDNN's primitive costs more than its speed brings
 
 CHUNK_BYTES = 8 << 20  # on a CPU, work is cut so that what lies between two operations stays in cache
+SCORE_BYTES = 1 << 20  # the same for attention scores at inference
+SMALL_WINDOW = 64  # tokens; up to here the fused attention of a CPU does not gain from a second thread
 GPU_CHUNK_BYTES = 1 << 30  # a GPU wants large pieces; this only bounds its memory
 
 ORDINARY = (Tensor, nn.Parameter)  # not a subclass with operations of its own
@@ -300,9 +302,13 @@ def _attend_group(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: Tensor |
 def _attend(
     qkv: Tensor, bias: Tensor, scale: Tensor | float, groups: Sequence[Group], num_heads: int
 ) -> Tensor:
-    """Attention group by group; nothing of size N x N is written."""
-    N = bias.shape[-1]
-    parts = []
+    """Attention group by group by PyTorch's fused operation, or by batched products where these are faster."""
+    N, parts = bias.shape[-1], []
+    if N <= SMALL_WINDOW and qkv.device.type == "cpu" and torch.get_num_threads() > 1:
+        step = max(1, SCORE_BYTES // (num_heads * N * N * bias.element_size()))
+        for (start, stop), inside in window_runs(groups, step):
+            parts.append(_attend_and_keep(qkv[start * N : stop * N], bias, scale, inside, num_heads)[0])
+        return _joined(parts)
     for group, kind in zip(groups, bias, strict=True):
         if group[1] > group[0]:
             q, k, v = _heads(qkv, group, N, num_heads)
