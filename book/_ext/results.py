@@ -16,6 +16,7 @@ or a value that the format does not take, is a warning, and so an error of the b
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -126,7 +127,7 @@ class ResultsTable(SphinxDirective):
     def columns(self) -> list[tuple[str, str]]:
         if "columns" not in self.options:
             raise ValueError("name the columns: `:columns: key, key|format, ...`")
-        return [split_format(column) for column in self.options["columns"].split(",")]
+        return [split_format(column) for column in re.split(r",\s+", self.options["columns"])]
 
     def headers(self, columns: list[tuple[str, str]]) -> list[str]:
         if "headers" not in self.options:

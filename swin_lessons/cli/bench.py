@@ -16,7 +16,7 @@ Time this package against timm, torchvision and transformers in one process: the
 same images, checked to give the same results, taking turns in a random order. Medians, spreads and
 ratios to timm; the bytes that each keeps for the backward pass.
 
-Close other programs first. The whole suite takes about a quarter of an hour on 2 cores and up to
+Close other programs first. The whole suite takes up to half an hour on 2 cores and up to
 10 GB of memory; --quick a minute or two. The exit status is 0 whether a bar is met or not: read
 the table.
 """
@@ -106,7 +106,7 @@ def bench_options(args: argparse.Namespace) -> Any:
 
 
 def check_writable(path: Path | None) -> None:
-    """Before a quarter of an hour of work, not after."""
+    """Before half an hour of work, not after."""
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a"):
