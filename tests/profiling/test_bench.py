@@ -121,7 +121,7 @@ def test_micro_batch_rows_at_large_batches(mode):
 
 def test_the_table_of_a_page_has_a_line_a_case():
     def row(batch, contestant, speed, **more):
-        case = {"model": "m", "mode": "train", "dtype": "fp32", "batch": batch}
+        case = {"model": "swin_lesson_c48", "mode": "train", "dtype": "fp32", "batch": batch}
         return case | {"contestant": contestant, "images_per_second": speed, "speedup": speed / 10} | more
 
     rows = [
@@ -134,6 +134,8 @@ def test_the_table_of_a_page_has_a_line_a_case():
     first, second = cpu.wide(rows)
     assert (first["ours"], first["speedup"], first["bar"], first["verdict"]) == (12.0, 1.2, 1.0, "yes")
     assert first["ours_micro_batches"] is None
+    assert first["short"] == "Swin C48"
+    assert cpu.short_name("swinv2_tiny_window8_256") == "SwinV2 tiny"
     assert (second["ours"], second["ours_micro_batches"]) == (11.0, 12.0)
     assert (second["speedup"], second["bar"], second["verdict"]) == (1.2, 1.25, "no")
     assert cpu.wide([row(1, "timm", 10.0)])[0]["bar"] is None

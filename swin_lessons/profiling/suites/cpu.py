@@ -232,12 +232,18 @@ def wide(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     keys = {r["contestant"]: column_key(r["contestant"]) for r in rows}
     cases: dict[tuple, dict[str, Any]] = {}
     for r in rows:
-        case = {key: r[key] for key in ("model", "dtype", "batch")}
+        case = {"short": short_name(r["model"])} | {key: r[key] for key in ("model", "dtype", "batch")}
         line = cases.setdefault(tuple(case.values()), case | dict.fromkeys(keys.values()))
         line[keys[r["contestant"]]] = r["images_per_second"]
         if "bar" in r:
             line |= {"speedup": r["speedup"], "bar": r["bar"], "verdict": "yes" if r["met"] else "no"}
     return [dict.fromkeys(("speedup", "bar", "verdict")) | line for line in cases.values()]
+
+
+def short_name(model: str) -> str:
+    """ "swinv2_tiny_window8_256" -> "SwinV2 tiny", "swin_lesson_c48" -> "Swin C48"."""
+    family, size, *rest = model.split("_")
+    return f"{family.replace('swin', 'Swin').replace('v2', 'V2')} {rest[0].upper() if size == 'lesson' else size}"
 
 
 def column_key(contestant: str) -> str:
