@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,14 @@ def add_command(
     )
     parser.set_defaults(run=run)
     return parser
+
+
+def thread_count(text: str) -> int:
+    """Argument type of --threads: 1 up to eight times the cores of this machine, beyond which PyTorch may crash."""
+    most = 8 * (os.cpu_count() or 1)
+    if not (text.isdecimal() and 1 <= int(text) <= most):
+        raise argparse.ArgumentTypeError(f"{text!r}: use a whole number from 1 to {most}")
+    return int(text)
 
 
 def table(rows: list[tuple[str, str]], indent: str = "  ") -> str:

@@ -22,6 +22,7 @@ from swin_lessons.data.pixels import to_pair
 from swin_lessons.models import create_model
 from swin_lessons.training import EvalResult, TrainConfig, evaluate, read_tensors, seed_everything, train
 from swin_lessons.training.batches import in_memory
+from swin_lessons.training.checkpoint import check_same_model
 from swin_lessons.training.files import write_text
 from swin_lessons.training.recipes import recipe
 
@@ -99,6 +100,7 @@ def prepare(args: argparse.Namespace, overrides: dict[str, Any]) -> Job:
     splits = load_splits(args.data, root=args.root, skip_bad=args.skip_bad, **sizes)
     splits = {name: on_device(dataset, device) for name, dataset in splits.items()}
     train_set = splits["train"]
+    check_classes(folder, kept, list(train_set.classes))
     kwargs = {**kwargs, "in_chans": train_set.in_chans, "num_classes": train_set.num_classes}
     pretrained = kept.get("pretrained", args.pretrained)
     seed_everything(overrides.get("seed", kept.get("train", {}).get("seed", 0)))
@@ -124,7 +126,7 @@ def wished_input(args: argparse.Namespace) -> dict[str, Any]:
         "img_size": args.img_size or to_pair(own.img_size)[0],
         "in_chans": own.in_chans if args.pretrained else None,
         "window_size": args.window_size,
-        "drop_path_rate": args.drop_path or None,
+        "drop_path_rate": args.drop_path,
     }
     return {name: value for name, value in wish.items() if value is not None or name == "in_chans"}
 
@@ -154,6 +156,8 @@ def load_splits(
 
 def pick_device(name: str) -> torch.device:
     """ "auto": CUDA where it is, else the CPU. Raises ValueError where CUDA is asked for and missing."""
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", name):
+        raise ValueError(f"--device {name!r} is unknown: use auto, cpu, cuda or cuda:NUMBER")
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(f"--device {name}: PyTorch sees no CUDA device here; use --device cpu")
     return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
@@ -166,21 +170,53 @@ def read_config(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
         raise FileNotFoundError(
             f"{folder} holds no run (no config.json): train without --resume first, or set --out"
         )
-    kept = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        missing = {"model", "data", "model_kwargs", "classes", "train"} - kept.keys()
+    except (ValueError, AttributeError) as error:
+        raise ValueError(f"{path} is damaged ({error}): train again in another folder") from error
+    if missing:
+        raise ValueError(f"{path} lacks {', '.join(sorted(missing))}: train again in another folder")
     for name in ("model", "data"):
         if kept[name] != getattr(args, name):
             raise ValueError(
                 f"{folder} holds a run with --{name} {kept[name]}, not {getattr(args, name)}: "
                 "set --out to another folder"
             )
+    refuse_other_model(folder, kept, args)
     return kept
+
+
+def refuse_other_model(folder: Path, kept: dict[str, Any], args: argparse.Namespace) -> None:
+    """A kept run has its own model: options that ask for another one would change nothing, so they are refused."""
+    asked = {"img_size": args.img_size, "window_size": args.window_size, "drop_path_rate": args.drop_path}
+    for name, value in asked.items():
+        mine = kept["model_kwargs"].get(name, 0.0 if name == "drop_path_rate" else None)
+        if value is not None and value != mine:
+            option = name.removesuffix("_rate").replace("_", "-")
+            raise ValueError(
+                f"--{option} {value}: the run in {folder} has {mine}; set --out to another folder"
+            )
+
+
+def check_classes(folder: Path, kept: dict[str, Any], classes: list[str]) -> None:
+    """The outputs of a kept model stand for the classes it was trained on."""
+    if kept and kept["classes"] != classes:
+        gone = [name for name in kept["classes"] if name not in classes] or kept["classes"]
+        new = [name for name in classes if name not in kept["classes"]] or classes
+        raise ValueError(
+            f"the run in {folder} was trained on other classes: {', '.join(gone)} there, "
+            f"{', '.join(new)} here. Restore the folders' names, or set --out to another folder"
+        )
 
 
 def load_kept(model: nn.Module, path: Path) -> None:
     """Load weights that a run kept, strictly."""
     if not path.exists():
         raise FileNotFoundError(f"{path} is not there: train first, or name the run's folder with --out")
-    model.load_state_dict(read_tensors(path)[0])
+    weights = read_tensors(path)[0]
+    check_same_model(path, model, weights)
+    model.load_state_dict(weights)
 
 
 def results(result: EvalResult, split: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from swin_lessons.cli._page import add_command
+from swin_lessons.cli._page import add_command, thread_count
 
 TEXT = """\
 Time this package against timm, torchvision and transformers in one process: the same weights, the
@@ -48,7 +48,7 @@ def add_parser(subparsers: Any) -> None:
         "--micro-batch", type=int, default=4, metavar="N", help="images a piece at large batches (default: 4)"
     )
     add("--rounds", type=int, default=7, metavar="N", help="samples of each, at least 7 (default: 7)")
-    add("--threads", type=int, metavar="N", help="CPU threads (default: PyTorch's choice)")
+    add("--threads", type=thread_count, metavar="N", help="CPU threads (default: PyTorch's choice)")
     add("--quick", action="store_true", help="the smallest cases only")
     add("--full", action="store_true", help="every contestant in the long cases too")
     add("--out", type=Path, metavar="FILE", help="write everything as JSON, with its provenance")

@@ -7,7 +7,7 @@ import json
 import os
 from typing import Any
 
-from swin_lessons.cli._page import add_command
+from swin_lessons.cli._page import add_command, thread_count
 
 TEXT = """\
 Count a model's multiply-accumulates (MACs) and parameters, measure where the time of a step goes, and,
@@ -33,7 +33,7 @@ def add_parser(subparsers: Any) -> None:
     add("--img-size", type=int, metavar="PX", help="side of the images (default: the model's)")
     add("--dtype", choices=("fp32", "bf16"), default="fp32", help="fp32, or bf16 by autocast")
     add("--device", default="cpu", metavar="NAME", help="cpu or cuda")
-    add("--threads", type=int, metavar="N", help="CPU threads (default: PyTorch's choice)")
+    add("--threads", type=thread_count, metavar="N", help="CPU threads (default: PyTorch's choice)")
     add("--top", type=int, default=15, metavar="N", help="operations to list (default: 15)")
     add("--layers", action="store_true", help="list MACs layer by layer")
     add("--json", action="store_true", help="print everything as JSON, with its provenance")
@@ -44,10 +44,11 @@ def run(args: argparse.Namespace) -> int:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own chatter; read when PyTorch loads
     import torch
 
+    from swin_lessons.cli._runs import pick_device
+
     if args.batch < 1:
         raise ValueError(f"--batch {args.batch}: at least one image")
-    if torch.device(args.device).type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"--device {args.device}: PyTorch sees no GPU; leave it out to use the CPU")
+    args.device = str(pick_device(args.device))
     if args.threads:
         torch.set_num_threads(args.threads)
     result = measure(args)

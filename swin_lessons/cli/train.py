@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from swin_lessons.cli._page import add_command, table
+from swin_lessons.cli._page import add_command, table, thread_count
 
 TEXT = """\
 Train a model and keep all of it in one folder.
@@ -70,9 +70,9 @@ def add_parser(subparsers) -> None:
     add("--pretrained", action="store_true", help="start from pretrained weights")
     add("--img-size", type=int, metavar="PX", help="side of the images (default: the model's)")
     add("--window-size", type=int, metavar="N", help="window side in patches (default: the model's)")
-    add("--drop-path", type=float, default=0.0, metavar="P", help="stochastic depth of the last block")
+    add("--drop-path", type=float, metavar="P", help="stochastic depth of the last block")
     add("--device", default="auto", metavar="NAME", help="auto, cpu or cuda")
-    add("--threads", type=int, metavar="N", help="CPU threads (default: PyTorch's choice)")
+    add("--threads", type=thread_count, metavar="N", help="CPU threads (default: PyTorch's choice)")
     add("--root", metavar="FOLDER", help="where data sets lie or go")
     add("--skip-bad", action="store_true", help="leave out images that cannot be read")
     recipe = parser.add_argument_group("recipe")

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swin_lessons.cli._page import add_command, table
+from swin_lessons.cli._page import add_command, table, thread_count
 
 if TYPE_CHECKING:
     from swin_lessons.training import EvalResult
@@ -47,7 +47,9 @@ def add_parser(subparsers) -> None:
     parser.add_argument("--resume", action="store_true", help="go on with a stopped --train")
     parser.add_argument("--folder", type=Path, help="where the weights lie (default: the book's)")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="where --train keeps its run")
-    parser.add_argument("--threads", metavar="N", help="CPU threads (default: PyTorch's choice)")
+    parser.add_argument(
+        "--threads", type=thread_count, metavar="N", help="CPU threads (default: PyTorch's choice)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -110,7 +112,7 @@ def measure(path: Path, **options: Any) -> tuple[EvalResult, dict[str, Any]]:
     return evaluate(model, test_set), about
 
 
-def train(name: str, folder: Path, runs: Path, resume: bool, threads: str | None) -> None:
+def train(name: str, folder: Path, runs: Path, resume: bool, threads: int | None) -> None:
     """Run the recorded command, then write the weights in bf16 with their provenance."""
     import copy
 
@@ -123,7 +125,7 @@ def train(name: str, folder: Path, runs: Path, resume: bool, threads: str | None
     out = runs / f"zoo-{name}"
     words = [*recorded_command(name).split()[1:], "--out", str(out)]
     words += ["--resume"] if resume else []
-    words += ["--threads", threads] if threads else []
+    words += ["--threads", str(threads)] if threads else []
     args = build_parser().parse_args(words)
     command.run(args)
     job = prepare(build_parser().parse_args([*words, "--eval-only"]), {})

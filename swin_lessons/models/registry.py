@@ -60,6 +60,8 @@ def create_model(
     """
     _check_name(name)
     _check_attention(attention)
+    if not isinstance(pretrained, bool):
+        raise ValueError(f"pretrained={pretrained!r} is True or False; for a file: load_weights(model, path)")
     options = {
         "img_size": img_size,
         "in_chans": in_chans,

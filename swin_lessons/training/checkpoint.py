@@ -164,7 +164,7 @@ def _check_same_run(
 
 def _fill(path: Path, state: TrainState, tensors: dict[str, Tensor]) -> None:
     weights, average = _part(tensors, "model."), _part(tensors, "ema.")
-    _check_same_model(path, state.model, weights)
+    check_same_model(path, state.model, weights)
     state.model.load_state_dict(weights)
     if state.ema:
         state.ema.module.load_state_dict(average)
@@ -183,7 +183,8 @@ def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-def _check_same_model(path: Path, model: nn.Module, weights: dict[str, Tensor]) -> None:
+def check_same_model(path: Path, model: nn.Module, weights: dict[str, Tensor]) -> None:
+    """Raises CheckpointError unless `weights`, read from `path`, have the names and shapes of `model`'s."""
     mine = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     theirs = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     wrong = sorted(name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name))

@@ -125,9 +125,14 @@ class Run:
                 f"{self.folder} holds a run already: go on with it by resume=True (--resume), or choose another "
                 "folder"
             )
+        found = list_checkpoints(checkpoints)
+        if found and not resume:
+            raise FileExistsError(
+                f"{checkpoints} holds checkpoints of another run: choose another folder, or delete them"
+            )
         remove_parts(self.folder)
         remove_parts(checkpoints)
-        self._restore(list_checkpoints(checkpoints))
+        self._restore(found)
         write_text(self.folder / "config.json", json.dumps(self.about, indent=2) + "\n")
         self.steps.truncate(self.state.step)
         self.evals.truncate(self.state.step)

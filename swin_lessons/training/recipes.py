@@ -33,6 +33,7 @@ def recipe(model: nn.Module, train_set: Any, *, from_scratch: bool = True, **cha
         "precision": best_precision(device),
     }
     chosen |= {name: value for name, value in changes.items() if value is not None}
+    TrainConfig(**chosen)  # a wrong value is named before anything is computed from it
     per_epoch = max(1, len(train_set) // chosen["batch_size"])
     chosen.setdefault("epochs", max(EPOCHS, math.ceil(FEWEST_STEPS / per_epoch)))
     chosen.setdefault("micro_batch", cached_micro_batch(model, train_set, chosen["batch_size"]))

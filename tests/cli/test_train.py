@@ -1,6 +1,7 @@
 """`swin-lessons train` on a user's folder: from a command line to weights, and every way it can go wrong."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from PIL import Image
 
 from swin_lessons.cli import main
 from swin_lessons.models import create_model
+from swin_lessons.models.zoo import zoo_folder
 from swin_lessons.training import History, read_tensors
 
 
@@ -164,3 +166,85 @@ def test_cuda_where_there_is_none(photos, tmp_path, capsys):
 def test_a_diverging_run_stops_with_its_step(photos, tmp_path, capsys):
     options = "--steps", "40", "--lr", "1e30", "--clip-norm", "1e30", "--warmup", "0", "--precision", "fp32"
     expect_error(capsys, train_args(photos, tmp_path / "run", *options), "at step ", "smaller lr", status=1)
+
+
+# --- what a kept run must not silently become ---
+
+
+@pytest.fixture
+def kept_run(photos, tmp_path):
+    """A finished run of two steps: its folder, its data, and the command's words."""
+    out = tmp_path / "kept"
+    words = train_args(photos, out, "--steps", "2")
+    assert main(words) == 0
+    return out, photos, words
+
+
+@pytest.mark.parametrize("mode", ["--resume", "--eval-only"])
+def test_renamed_classes_are_refused(kept_run, mode, capsys):
+    _, data, words = kept_run
+    (data / "cat").rename(data / "zebra")
+    assert main([*words, mode]) == 2
+    assert "trained on other classes: cat there, zebra here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--drop-path 0.9", "--window-size 2", "--img-size 48"])
+def test_another_model_is_refused(kept_run, option, capsys):
+    _, _, words = kept_run
+    assert main([*words, *option.split(), "--resume"]) == 2
+    assert f"{option}: the run in" in capsys.readouterr().err
+
+
+def test_weights_of_another_model_are_refused(kept_run, capsys):
+    out, _, words = kept_run
+    shutil.copy(zoo_folder() / "swinv2_micro_fmnist.safetensors", out / "best.safetensors")
+    assert main([*words, "--eval-only"]) == 2
+    assert "is of another model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("{", "is damaged"), ("[]", "is damaged"), ("{}", "lacks classes")]
+)
+def test_a_damaged_config_is_named(kept_run, text, message, capsys):
+    out, _, words = kept_run
+    (out / "config.json").write_text(text)
+    assert main([*words, "--resume"]) == 2
+    error = capsys.readouterr().err
+    assert "config.json" in error
+    assert message in error
+
+
+def test_checkpoints_without_resume_are_not_picked_up(kept_run, capsys):
+    out, _, words = kept_run
+    (out / "config.json").unlink()
+    assert main(words) == 2
+    assert "holds checkpoints of another run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("train --model swin_micro_fmnist --data digits --threads -2", "'-2': use a whole number from 1"),
+        ("train --model swin_micro_fmnist --data digits --threads 100000", "'100000': use a whole number"),
+        ("profile swin_micro_fmnist --threads 0", "'0': use a whole number from 1"),
+        ("bench --threads x", "'x': use a whole number"),
+    ],
+)
+def test_threads_are_checked(words, message, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(words.split())
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command", ["train --model swin_micro_fmnist --data digits", "profile swin_micro_fmnist"]
+)
+def test_an_unknown_device_is_named(command, capsys):
+    assert main([*command.split(), "--device", "gpu"]) == 2
+    assert "--device 'gpu' is unknown: use auto, cpu, cuda" in capsys.readouterr().err
+
+
+def test_a_batch_of_nothing_is_named(tmp_path, capsys):
+    words = f"train --model swin_micro_fmnist --data digits --batch-size 0 --out {tmp_path / 'x'}"
+    assert main(words.split()) == 2
+    assert "TrainConfig.batch_size is 0" in capsys.readouterr().err

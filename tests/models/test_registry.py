@@ -231,3 +231,10 @@ def test_a_model_built_from_its_configuration_is_the_same():
     twin.load_state_dict(model.state_dict())
     x = images(2, 1, 28, 28, dtype=torch.float32)
     assert torch.equal(twin.eval()(x), model.eval()(x))
+
+
+def test_pretrained_takes_no_file():
+    with pytest.raises(
+        ValueError, match=r"pretrained='w\.safetensors' is True or False; for a file: load_weights"
+    ):
+        create_model("swin_micro_fmnist", pretrained="w.safetensors")

@@ -200,6 +200,14 @@ def test_class_map_picks_rows():
     assert report.resized[0] == ("head.fc.weight", (7, 48), (3, 48), "rows picked by class_map")
 
 
+def test_class_map_permutes_equally_many_classes():
+    ours, theirs = swin(num_classes=3), swin(seed=5, num_classes=3)
+    load_weights(ours, theirs.state_dict(), class_map=[2, 0, 1])
+    assert torch.equal(ours.head.fc.weight, theirs.head.fc.weight[[2, 0, 1]])
+    with pytest.raises(ValueError, match="class_map has 2 values"):
+        load_weights(ours, theirs.state_dict(), class_map=[0, 1])
+
+
 @pytest.mark.parametrize("class_map", [[0, 1], [0, 1, 7], [0, 1, -1]])
 def test_wrong_class_map(class_map):
     ours = swin(num_classes=3)

@@ -56,7 +56,7 @@ class Plan:
         param, how = self.target[name], ""
         before = tuple(value.shape)
         try:
-            if name.startswith(HEAD) and before != param.shape:
+            if name.startswith(HEAD) and (before != param.shape or self.class_map is not None):
                 value, how = self._fit_head(name, value, param.shape)
             elif before != param.shape or not value.is_floating_point():
                 value, how = fit(name, value, param.shape, self.model, window)
