@@ -78,7 +78,7 @@ def test_command_as_text(capsys):
         (["swin_huge_patch4"], "swin_huge_patch4"),
         pytest.param(
             ["swin_micro_fmnist", "--device", "cuda"],
-            "PyTorch sees no GPU",
+            "--device cuda: PyTorch sees no CUDA device here; use --device cpu",
             marks=pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU"),
         ),
     ],
