@@ -8,7 +8,7 @@ Three ideas carry the file:
 * Recompute what is cheap. The backward pass rebuilds GELU outputs and attention probabilities from what must be
   kept anyway.
 * With AVX-512, oneDNN multiplies fp32 matrices faster than the BLAS behind `F.linear`, and applies a GELU on the way.
-  With AVX2 alone it is the slower of the two.
+  With AVX2 alone neither is faster throughout, and its GELU is the slower one.
 
 Compilers, tracers and function transforms never see this file: `is_eager` sends them down the readable path.
 """
@@ -28,7 +28,7 @@ ONEDNN_MACS = 2 << 20  # below, setting up oneDNN's primitive costs more than it
 
 CHUNK_BYTES = 8 << 20  # on a CPU, work is cut so that what lies between two operations stays in cache
 SCORE_BYTES = 1 << 20  # the same for attention scores at inference
-SMALL_WINDOW = 64  # tokens; up to here the fused attention of a CPU does not gain from a second thread
+SMALL_WINDOW = 64  # tokens; up to here the fused attention of a CPU gains little from a second thread
 GPU_CHUNK_BYTES = 1 << 30  # a GPU wants large pieces; this only bounds its memory
 
 ORDINARY = (Tensor, nn.Parameter)  # not a subclass with operations of its own

@@ -111,6 +111,33 @@ def test_inference_works_in_place_on_rows_of_its_own(
 
 
 @VERSIONS
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("score_bytes", [1, 1 << 20], ids=["a window at a time", "all windows"])
+@pytest.mark.parametrize("case", ["even", "padded", "oblong"])
+def test_both_ways_to_attend_at_inference(version, threads, score_bytes, case, monkeypatch):
+    """One thread takes the fused operation; more take batched products in small windows."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(fast, "SCORE_BYTES", score_bytes)
+    calls = []
+    for name in ("_attend_group", "_attend_and_keep"):
+        run = getattr(fast, name)
+        monkeypatch.setattr(fast, name, lambda *a, run=run, name=name: calls.append(name) or run(*a))
+    size, window = CASES[case]
+    model = swin(version, window_size=window).eval()
+    x = images(3, 3, *size)
+    with torch.no_grad():
+        assert_near(model(x), readable(model)(x))
+    assert set(calls) == {"_attend_group" if threads == 1 else "_attend_and_keep"}
+
+
+def test_a_gpu_gets_larger_chunks():
+    cpu, meta = torch.empty(1), torch.empty(1, device="meta")
+    assert fast.chunk_length(cpu, 1 << 20) == 2  # 8 MB of 4-byte numbers
+    assert fast.chunk_length(meta, 1 << 20) == 256
+    assert fast.chunk_length(cpu, 1 << 40, at_least=3) == 3
+
+
+@VERSIONS
 @pytest.mark.parametrize("dropping", ["all", "mlp", "attention"])
 def test_without_gradients_a_branch_in_training_mode_still_drops(version, dropping):
     model = swin(version, drop_path_rate=0.5, depths=(2, 3)).train(dropping == "all")

@@ -86,8 +86,9 @@ def test_forward_changes_nothing_in_the_module(version, path, training):
 
 
 @VERSIONS
-def test_a_known_size_builds_nothing_and_few_sizes_are_kept(version):
-    model = swin(version)  # in training mode the bias is worked out from its table at every step
+@pytest.mark.parametrize("training", [True, False])  # in training the bias is worked out at every step
+def test_a_known_size_builds_nothing_and_few_sizes_are_kept(version, training):
+    model = swin(version).train(training)
     caches = layout.row_layout, layout._change, layout.kind_masks, attention._built_once
     model(images(2, 3, 44, 28))
     misses = [cache.cache_info().misses for cache in caches]

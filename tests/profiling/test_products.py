@@ -14,7 +14,7 @@ def test_every_linear_layer_is_there_with_its_rows(name):
     model = create_model(name).eval()
     products = linear_products(model, torch.randn(3, 1, 32, 32))
     blocks = [b for stage in model.layers for b in stage.blocks]
-    assert len(products) >= 4 * len(blocks) + 2  # qkv, proj, fc1, fc2; merging; head
+    assert len(products) == 4 * len(blocks) + 2  # qkv, proj, fc1, fc2; merging; head
     assert all(rows.shape[1] == weight.shape[1] for rows, weight in products)
     heads = [(r, w) for r, w in products if w.shape == (10, 128)]
     assert [r.shape for r, _ in heads] == [(3, 128)]

@@ -130,8 +130,9 @@ class Models:
         return entry
 
     def products(self, case: Case, x: Tensor, options: BenchOptions) -> Callable[[], Any]:
-        """The linear layers alone, in micro-batches where the case has them."""
-        size = min(options.micro_batch, case.batch) if case.large else case.batch
+        """The linear layers alone, in equal micro-batches where the case has micro-batches."""
+        most = options.micro_batch if case.large else case.batch
+        size = next(n for n in range(min(most, case.batch), 0, -1) if case.batch % n == 0)
         dtype = DTYPES[case.dtype]
         return products_step(
             linear_products(self.models[self.libraries[0]], x[:size], dtype), case.mode, case.batch // size
