@@ -1,14 +1,19 @@
 """What makes a Swin Transformer, as one frozen data class that refuses what cannot be built."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
-from numbers import Integral
-from typing import Literal
+from numbers import Integral, Real
+from typing import Any, Literal
 
 from .windows import Size, fit_window
 
 Attention = Literal["auto", "reference", "sdpa"]
+NUMBERS: dict[Any, tuple[type, str]] = {  # a field's type -> what its values must be
+    int: (Integral, "a whole number"),
+    tuple[int, ...]: (Integral, "whole numbers"),
+    float: (Real, "a number"),
+}
 
 
 def pair(value: int | Sequence[int]) -> Size:
@@ -17,6 +22,20 @@ def pair(value: int | Sequence[int]) -> Size:
     if not isinstance(values, Sequence) or [isinstance(v, Integral) for v in values] != [True, True]:
         raise ValueError(f"a size is one whole number or (height, width), not {value!r}")
     return int(values[0]), int(values[1])
+
+
+def check_numbers(config: Any) -> None:
+    """Refuse a text or a fraction where a field of a data class is a whole number, and a text where it is a number.
+
+    Raises:
+        ValueError: with the field's name and value.
+    """
+    for field in fields(config):
+        value = getattr(config, field.name)
+        kind, words = NUMBERS.get(field.type, (object, ""))
+        for number in value if isinstance(value, tuple) else (value,):
+            if not isinstance(number, kind) or (kind is Integral and isinstance(number, bool)):
+                raise ValueError(f"{field.name}={value!r}: give {words}")
 
 
 @dataclass(frozen=True)
@@ -65,6 +84,7 @@ class SwinConfig:
 
 
 def _validate(c: SwinConfig) -> None:
+    check_numbers(c)
     if c.version not in (1, 2):
         raise ValueError(f"version={c.version}: Swin has versions 1 and 2")
     if len({len(c.depths), len(c.num_heads), len(c.pretrained_window_sizes)}) != 1:

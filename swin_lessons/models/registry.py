@@ -4,6 +4,7 @@ import difflib
 import fnmatch
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from operator import index
 from typing import Any
 
 from torch import nn
@@ -60,6 +61,7 @@ def create_model(
     """
     _check_name(name)
     _check_attention(attention)
+    out_indices = _indices(out_indices)
     if not isinstance(pretrained, bool):
         raise ValueError(f"pretrained={pretrained!r} is True or False; for a file: load_weights(model, path)")
     options = {
@@ -111,8 +113,8 @@ def _create_vit(
     name: str, options: dict[str, Any], features_only: bool, out_indices: Sequence[int] | None
 ) -> VisionTransformer:
     _check_fields(name, options, ViTConfig)
-    chosen = None if out_indices is None else tuple(out_indices)
-    config = replace(VIT_VARIANTS[name], **options, features_only=features_only, out_indices=chosen)
+    options |= {"features_only": features_only, "out_indices": out_indices}
+    config = replace(VIT_VARIANTS[name], **options)
     return VisionTransformer(config)
 
 
@@ -131,6 +133,17 @@ def _check_attention(attention: str) -> None:
         )
     if attention not in ATTENTION:
         raise ValueError(f"attention={attention!r}: choose one of {', '.join(ATTENTION)}")
+
+
+def _indices(out_indices: Any) -> tuple[int, ...] | None:
+    if out_indices is None:
+        return None
+    try:
+        return tuple(index(i) for i in out_indices)
+    except TypeError:
+        raise ValueError(
+            f"out_indices={out_indices!r}: give a list of whole numbers, such as [0, 1, 2, 3]"
+        ) from None
 
 
 def _check_fields(name: str, options: dict[str, Any], config: type) -> None:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from .config import check_numbers
 from .layers import DropPath, Mlp
 
 ATTENTION = ("auto", "reference", "sdpa")
@@ -38,6 +39,7 @@ class ViTConfig:
     init: str = "trunc_normal"  # or "xavier", which learns faster at micro widths
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         if self.attention not in ATTENTION:
             raise ValueError(f"attention={self.attention!r} is unknown to DeiT: choose one of {ATTENTION}")
         if self.init not in ("trunc_normal", "xavier"):

@@ -34,7 +34,7 @@ def load_pretrained(model: nn.Module, name: str) -> None:
         if not path.is_file():
             raise FileNotFoundError(
                 f"no weights {path}: install from a checkout of the book, set {ENVIRONMENT} to the folder that "
-                f"holds {name}.safetensors, or train it with `swin-lessons train --model {name}`"
+                f"holds {name}.safetensors, or train it with `swin-lessons zoo --train {name}`"
             )
     else:
         path = fetch_pretrained(name)

@@ -231,7 +231,7 @@ def _own_params(model: nn.Module) -> dict[str, int]:
 
 
 def _batched(input_size: tuple[int, ...]) -> tuple[int, ...]:
-    size = tuple(input_size)
+    size = tuple(input_size) if isinstance(input_size, (tuple, list)) else ()
     if len(size) < 3 or not all(isinstance(n, int) and n > 0 for n in size):
         raise ValueError(f"input_size={input_size!r}: give positive integers as (C, H, W) or (B, C, H, W)")
     return (1, *size) if len(size) == 3 else size

@@ -170,9 +170,18 @@ MICRO = "swin_micro_fmnist"
         (MICRO, {"features_only": True, "out_indices": (2,)}, "out_indices=.2.*0 to 1"),
         (MICRO, {"features_only": True, "out_indices": ()}, "out_indices"),
         (MICRO, {"features_only": True, "out_indices": 1}, "out_indices=1.*list"),
+        (MICRO, {"features_only": True, "out_indices": "ab"}, "out_indices='ab'.*whole numbers"),
+        (MICRO, {"in_chans": "3"}, "in_chans='3'.*whole number"),
+        (MICRO, {"in_chans": 2.0}, "in_chans=2.0.*whole number"),
+        (MICRO, {"num_classes": 1.5}, "num_classes=1.5.*whole number"),
+        (MICRO, {"num_classes": True}, "num_classes=True.*whole number"),
+        (MICRO, {"depths": (2, 2.5)}, r"depths=\(2, 2.5\).*whole numbers"),
+        (MICRO, {"drop_path_rate": "0.1"}, "drop_path_rate='0.1'.*a number"),
         (MICRO, {"pretrained_window_size": 8}, "belongs to V2"),
         ("swinv2_micro_fmnist", {"pretrained_window_size": (8, 8, 8)}, "one value a stage"),
         ("deit_tiny_patch16_224", {"window_size": 7}, "no window_size"),
+        ("deit_tiny_patch16_224", {"in_chans": 1.0}, "in_chans=1.0.*whole number"),
+        ("deit_tiny_patch16_224", {"features_only": True, "out_indices": 3}, "out_indices=3.*list"),
     ],
 )
 def test_bad_requests_name_the_value_and_the_remedy(name, options, message):
@@ -185,7 +194,9 @@ def test_bad_requests_name_the_value_and_the_remedy(name, options, message):
 
 def test_missing_zoo_weights_say_where_they_should_be(tmp_path, monkeypatch):
     monkeypatch.setenv("SWIN_LESSONS_ZOO", str(tmp_path))
-    with pytest.raises(FileNotFoundError, match=r"swin_micro_fmnist\.safetensors.*swin-lessons train"):
+    with pytest.raises(
+        FileNotFoundError, match=r"swin_micro_fmnist\.safetensors.*swin-lessons zoo --train swin_micro_fmnist"
+    ):
         create_model(MICRO, pretrained=True)
 
 

@@ -141,6 +141,22 @@ def test_the_table_of_a_page_has_a_line_a_case():
     assert cpu.wide([row(1, "timm", 10.0)])[0]["bar"] is None
 
 
+def test_a_missed_bar_is_explained_by_two_profiles(models, monkeypatch):
+    bars = {"ours": 1e9}
+    monkeypatch.setattr(cpu, "bar_for", lambda case, c: bars.get(c.name))
+    case = cpu.Case(models.spec, "infer", "fp32", 2)
+    rows = cpu.measure(case, models, BenchOptions(), Quiet())
+    assert [r["contestant"] for r in rows if "profile" in r] == ["timm", "ours"]
+    monkeypatch.setattr(cpu, "short_name", lambda model: model)
+    timm, ours = cpu.profile_table(rows)
+    assert (timm["contestant"], ours["contestant"]) == ("timm", "ours")
+    assert all(line["matrix_product"] > 0 and line["norm"] > 0 for line in (timm, ours))
+    assert (ours["optimizer"], ours["mode"], ours["batch"]) == (0.0, "infer", 2)
+    assert ours["calls"] > 50
+    bars["ours"] = 0.0  # met: nothing to explain
+    assert cpu.profile_table(cpu.measure(case, models, BenchOptions(), Quiet())) == []
+
+
 @pytest.mark.parametrize(("batch", "micro_batch", "size"), [(32, 4, 4), (33, 4, 3), (37, 5, 1), (32, 64, 32)])
 def test_products_are_those_of_the_whole_batch(batch, micro_batch, size, monkeypatch):
     spec = SwinSpec("big images", 1, 128, 4, 24, (1, 1), 2)

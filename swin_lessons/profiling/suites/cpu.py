@@ -6,6 +6,7 @@ The table's rows by contestant:
 * "..., micro-batches": the same work in pieces that fit the cache: at inference, pieces of the batch; in training,
   accumulated gradients with one optimiser step, equal gradients. The peers get the trick too.
 * ours cuts its inference batches by itself, so it has no such row there.
+* Where ours misses its bar, ours and the baseline get a profile: where their time goes, by kind of work.
 * "linear layers alone" is no contestant: the time of their matrix products by PyTorch, in micro-batches where these
   are faster. What of a step it leaves is all that an implementation can save with the same products.
 """
@@ -25,6 +26,7 @@ from swin_lessons.profiling.products import linear_products, products_step
 from swin_lessons.profiling.steps import DTYPES, Contestant, check_equal, images_and_labels
 from swin_lessons.profiling.suites import BenchOptions, Show
 from swin_lessons.profiling.timing import Comparison, compare
+from swin_lessons.profiling.trace import KINDS, by_kind, profile_step
 
 __all__ = ["LESSON_SPECS", "Case", "measure", "plan", "run"]
 
@@ -75,6 +77,7 @@ def run(options: BenchOptions, show: Show) -> dict[str, Any]:
         del models
         gc.collect()
     tables = {mode: wide([r for r in rows if r["mode"] == mode]) for mode in options.modes}
+    tables["profiles"] = profile_table(rows)
     return {"options": asdict(options), "rows": rows, "saved_for_backward": saved, "tables": tables}
 
 
@@ -176,6 +179,7 @@ def measure(case: Case, models: Models, options: BenchOptions, show: Show) -> li
         result = compare(steps, rounds=options.rounds, warmup=warmup, progress=progress)
     show.text(f"{case.title}\n{result.table()}\n")
     rows = [row(case, c, result, differences[c.name]) for c in contestants]
+    explain_misses(rows, steps)
     return [*rows, timing_row(case, PRODUCTS, result)]
 
 
@@ -226,6 +230,25 @@ def timing_row(case: Case, name: str, result: Comparison) -> dict[str, Any]:
         "images_per_second": case.batch / timing["median"],
         **timing,
     }
+
+
+def explain_misses(rows: list[dict[str, Any]], steps: dict[str, Callable[[], Any]]) -> None:
+    """Add a profile to the rows of ours that miss their bar, and to the baseline's."""
+    missed = [r for r in rows if not r.get("met", True)]
+    for r in [*rows[:1], *missed] if missed else []:
+        ops = profile_step(steps[r["contestant"]])
+        r["profile"] = {"seconds": by_kind(ops), "calls": sum(op.calls for op in ops)}
+
+
+def profile_table(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """For pages: a line a profile, milliseconds a step by kind of work."""
+    lines = []
+    for r in (r for r in rows if "profile" in r):
+        profile = r["profile"]
+        line = {"short": short_name(r["model"])} | {key: r[key] for key in ("mode", "batch", "contestant")}
+        line |= {column_key(kind): 1e3 * profile["seconds"].get(kind, 0.0) for kind in (*KINDS, "other")}
+        lines.append(line | {"calls": profile["calls"], "median": 1e3 * r["median"]})
+    return lines
 
 
 def wide(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
