@@ -1,7 +1,10 @@
 """Batches that depend on (seed, epoch, step) alone, so that a killed run resumes with the very next batch."""
 
-from collections.abc import Iterator
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -32,8 +35,7 @@ class Augment:
     """Random changes to a batch of images; every default is "off".
 
     Attributes:
-        shift: pad with zeros by this many px, then crop at random: moves the image up to `shift` px each way
-            (sets held in memory).
+        shift: pad with zeros by this many px, then crop at random: moves the image up to `shift` px each way.
         crop_area: smallest and largest part of the image that a random crop keeps (image folders).
         rand_augment: timm's RandAugment, such as "rand-m9-mstd0.5-inc1" (image folders); empty is off.
         flip: probability of a left-right flip.
@@ -54,16 +56,9 @@ class Augment:
     cutmix: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("flip", "erase"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise DataError(f"{name}={getattr(self, name)} is a probability: 0 to 1")
-        for name in ("shift", "mixup", "cutmix"):
-            if getattr(self, name) < 0:
-                raise DataError(f"{name}={getattr(self, name)} must not be negative")
-        for name in ("erase_area", "crop_area"):
-            low, high = getattr(self, name)
-            if not 0 < low <= high <= 1:
-                raise DataError(f"{name}={(low, high)}: two parts of the image, 0 < small <= large <= 1")
+        for name, (valid, remedy) in _RULES.items():
+            if not valid(getattr(self, name)):
+                raise DataError(f"{name}={getattr(self, name)}: give {remedy}")
 
     @property
     def changes(self) -> bool:
@@ -75,6 +70,38 @@ class Augment:
         """Do batches carry soft targets, (B, num_classes), in place of labels, (B,)?"""
         return self.mixup > 0 or self.cutmix > 0
 
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_probability(value: Any) -> bool:
+    return _is_number(value) and 0 <= value <= 1
+
+
+def _is_strength(value: Any) -> bool:
+    return _is_number(value) and value >= 0
+
+
+def _is_area(value: Any) -> bool:
+    pair = isinstance(value, Sequence) and len(value) == 2 and all(map(_is_number, value))
+    return pair and 0 < value[0] <= value[1] <= 1
+
+
+# name -> (test, what to use instead)
+_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "shift": (lambda v: _is_strength(v) and isinstance(v, Integral), "a whole number of px, 0 or more"),
+    "crop_area": (_is_area, "two parts of the image, the smaller first, above 0 and up to 1, such as 0.5:1"),
+    "rand_augment": (lambda v: isinstance(v, str), "timm's words for it, such as rand-m9-mstd0.5-inc1"),
+    "flip": (_is_probability, "a probability, 0 to 1"),
+    "erase": (_is_probability, "a probability, 0 to 1"),
+    "erase_area": (
+        _is_area,
+        "two parts of the image, the smaller first, above 0 and up to 1, such as 0.1:0.3",
+    ),
+    "mixup": (_is_strength, "a number, 0 or more"),
+    "cutmix": (_is_strength, "a number, 0 or more"),
+}
 
 PRESETS = {
     "none": Augment(),
@@ -91,6 +118,49 @@ def augmentation(choice: Augment | str | None) -> Augment:
     if choice is None or choice in PRESETS:
         return PRESETS[choice or "none"]
     raise DataError(f"augment={choice!r} is none of {', '.join(PRESETS)}, and no Augment(...)")
+
+
+def parse_augment(text: str) -> Augment:
+    """An `Augment` from a preset's name, or from fields: "shift=2,flip=0.5,crop_area=0.6:1".
+
+    Raises:
+        DataError: neither a preset nor known fields with values that they take.
+    """
+    if text in PRESETS:
+        return PRESETS[text]
+    try:
+        return Augment(**dict(map(_field, text.split(","))))
+    except DataError as error:
+        raise DataError(f"augment={text!r}: {error}") from error
+
+
+def _field(part: str) -> tuple[str, Any]:
+    """("flip", 0.5) from "flip=0.5"."""
+    name, _, value = (word.strip() for word in part.partition("="))
+    if name not in _RULES:
+        raise DataError(
+            f"there is no {part.strip()!r}; write {', '.join(PRESETS)}, or values such as shift=2,flip=0.5 of "
+            f"{', '.join(_RULES)}"
+        )
+    return name, _value(value)
+
+
+def _value(text: str) -> Any:
+    """A number, a pair "low:high" of numbers, or the text itself."""
+    if ":" in text:
+        return tuple(map(_value, text.split(":")))
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+def check_shift(augment: Augment, size: tuple[int, int]) -> None:
+    """Raise `DataError` where the augmentation moves images of a size, (H, W), out of the picture."""
+    if augment.shift >= min(size):
+        raise DataError(
+            f"shift={augment.shift} moves the whole image out: give less than its side, {min(size)} px"
+        )
 
 
 class EpochBatches:
@@ -166,6 +236,9 @@ class TensorBatches(EpochBatches):
             raise DataError(f"{self.dataset} is not held in memory; use LoaderBatches for it")
         if self.augment.rand_augment:
             raise DataError("rand_augment works on image folders (LoaderBatches), not on sets held in memory")
+        if self.augment.crop_area != Augment().crop_area:
+            raise DataError("crop_area works on image folders (LoaderBatches), not on sets held in memory")
+        check_shift(self.augment, self.dataset.size)
         super().set_epoch(epoch)
         self.order = self.order.to(self.dataset.images.device)
 

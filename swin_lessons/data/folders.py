@@ -58,7 +58,7 @@ def find_split(root: Path, split: str) -> tuple[Path, bool]:
 
     ImageNet's layout has class folders in `root/train` and `root/val` (or valid, validation, test; "val" and
     "test" stand in for each other where one is missing). Anything else is class folders right under `root`,
-    shared by all splits; so is `root/train` if no other part has class folders.
+    shared by all splits; so is `root/train` if no other part has class folders. Capitals do not matter.
 
     Raises:
         DataError: no folder, or a validation part without class folders.
@@ -81,13 +81,23 @@ def find_split(root: Path, split: str) -> tuple[Path, bool]:
 
 
 def _first_with_classes(root: Path, names: Sequence[str]) -> Path | None:
-    return next((root / name for name in names if (root / name).is_dir() and subfolders(root / name)), None)
+    return next((part for part in _parts(root, names) if subfolders(part)), None)
+
+
+def _parts(root: Path, names: Sequence[str]) -> list[Path]:
+    """The folders in `root` with these names, in their order; of `train` and `Train` the first."""
+    found = {
+        path.name.lower(): path for path in subfolders(root)
+    }  # capitals come first, so others replace them
+    return [found[name] for name in names if name in found]
 
 
 def _refuse_flat_validation(root: Path) -> None:
-    for name in SPLIT_FOLDERS["val"][:-1]:  # an unlabelled test part, as ImageNet has, is no fault
-        if (root / name).is_dir() and not subfolders(root / name):
-            raise DataError(f"{root / name} has no class folders: sort its images into one folder a class")
+    for part in _parts(
+        root, SPLIT_FOLDERS["val"][:-1]
+    ):  # an unlabelled test part, as ImageNet has, is no fault
+        if not subfolders(part):
+            raise DataError(f"{part} has no class folders: sort its images into one folder a class")
 
 
 def class_names(folder: Path) -> list[str]:
@@ -213,7 +223,7 @@ def count_copies(files: Sequence[Path], labels: Sequence[int]) -> int:
     torn = [group for group in same.values() if len({labels[number] for number in group}) > 1]
     if torn:
         pairs = [" = ".join(str(files[number]) for number in group) for group in torn]
-        warnings.warn(f"the same image lies in several classes:\n{name_some(pairs)}", stacklevel=2)
+        warnings.warn(f"the same image lies in several classes: {name_some(pairs)}", stacklevel=2)
     return len(files) - len(same)
 
 

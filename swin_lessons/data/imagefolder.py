@@ -96,7 +96,7 @@ class ImageFolder(Dataset):
         if bad and not skip_bad:
             raise BadImage(f"{folders.name_some(bad, chr(10))}\n{REMEDY}")
         if bad:
-            message = f"skipped {len(bad)} of {len(faults)} images:\n{folders.name_some(bad, chr(10))}"
+            message = f"skipped {len(bad)} of {len(faults)} images: {folders.name_some(bad, '; ')}"
             warnings.warn(message, stacklevel=5)
         self._keep(np.array([not fault for fault in faults], dtype=bool))
         self.report.images, self.report.skipped, self.report.checked = len(self.files), bad, True
@@ -131,7 +131,7 @@ class ImageFolder(Dataset):
         try:
             return self._read(self.files[index])
         except BadImage as error:
-            raise BadImage(f"{error}\n{REMEDY}") from error
+            raise BadImage(f"{error}\n{LATE_REMEDY}") from error
 
     def fit(self, image: "Image") -> "Image":
         """Cut the middle 7/8 with the wanted aspect, and resize it (bicubic) to the set's size."""
@@ -149,6 +149,10 @@ class ImageFolder(Dataset):
 
 
 REMEDY = "Remove bad images, or leave them out with skip_bad=True (--skip-bad)."
+LATE_REMEDY = (
+    "Repair this image and go on (--resume), or leave bad images out with skip_bad=True (--skip-bad) in a new run "
+    "(--out): the images of a run that has begun cannot change."
+)
 
 
 def to_tensor(image: "Image") -> Tensor:

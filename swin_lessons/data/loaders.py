@@ -10,7 +10,15 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from swin_lessons.data.batches import Augment, EpochBatches, erase_and_mix, mix, random_stream
+from swin_lessons.data.batches import (
+    Augment,
+    EpochBatches,
+    check_shift,
+    erase_and_mix,
+    mix,
+    random_shift,
+    random_stream,
+)
 from swin_lessons.data.files import DataError
 from swin_lessons.data.imagefolder import ImageFolder, to_tensor
 
@@ -40,6 +48,9 @@ def random_transform(dataset: ImageFolder, augment: Augment) -> Callable[[Any], 
     """The per-image part of the augmentation, on Pillow images: random crop and flip, RandAugment if asked.
 
     Shift, erasing and mixing work on batches and are not in it.
+
+    Raises:
+        DataError: a package is missing, or RandAugment cannot be what it is asked to be.
     """
     try:
         from torchvision.transforms import v2
@@ -64,25 +75,42 @@ def _rand_augment(dataset: ImageFolder, config: str) -> Callable[[Any], Any]:
     except ImportError as error:
         raise DataError('rand_augment needs timm: pip install "swin-lessons[vision]"') from error
     fill = tuple(round(255 * value) for value in dataset.mean.tolist())
-    return rand_augment_transform(config, {"img_mean": fill})
+    try:
+        return rand_augment_transform(config, {"img_mean": fill})
+    except (AssertionError, ValueError, KeyError) as error:
+        example = "rand-m9-mstd0.5-inc1"
+        raise DataError(
+            f"rand_augment={config}: timm knows no such words; write such as {example}"
+        ) from error
 
 
 class _Items(Dataset):
-    """The items of one epoch as (image, label), each under its own seed, whichever process reads it."""
+    """The items of one epoch as (image, label), each under its own seed, whichever process reads it.
+
+    An item that cannot be read is its `DataError`: raised in a worker, it would arrive as the worker's traceback.
+    """
 
     def __init__(self, read: Callable[[int], Any], seed: int, epoch: int) -> None:
         self.read, self.key = read, (seed, epoch)
 
     def __getitem__(self, index: int) -> Any:
         with seeded(*self.key, index):
-            return self.read(index)
+            try:
+                return self.read(index)
+            except DataError as error:
+                return error
+
+
+def _collate(items: list[Any]) -> Any:
+    """The batch of some items, or the first error among them."""
+    return next((item for item in items if isinstance(item, DataError)), None) or default_collate(items)
 
 
 class LoaderBatches(EpochBatches):
     """Batches of any map-style set, through a DataLoader; see `EpochBatches`.
 
     `workers` processes read ahead; how many changes nothing in the batches. An `ImageFolder` without a
-    transform of its own gets random crop, flip and RandAugment by `augment`, then erasing and mixing. Other
+    transform of its own gets random crop, flip and RandAugment by `augment`, then shift, erasing and mixing. Other
     sets are taken as they come, their random transforms seeded, and only mixed.
     """
 
@@ -93,6 +121,8 @@ class LoaderBatches(EpochBatches):
         self.workers = workers
         self.sized_here = isinstance(dataset, ImageFolder) and dataset.transform is None
         self.image_transform = self._image_transform() if self.sized_here else None
+        if self.sized_here:
+            check_shift(self.augment, dataset.size)
 
     def _image_transform(self) -> Callable[[Any], Any]:
         return random_transform(self.dataset, self.augment) if self.augment.changes else self.dataset.fit
@@ -112,20 +142,23 @@ class LoaderBatches(EpochBatches):
             self._items(),
             batch_sampler=[self.indices(step).tolist() for step in steps],
             num_workers=self.workers,
+            collate_fn=_collate,
             generator=torch.Generator(),  # else the loader draws from, and so disturbs, the global one
         )
-        for step, (images, labels) in zip(steps, loader, strict=True):
-            yield self._finish(images, labels, step)
+        for step, batch in zip(steps, loader, strict=True):
+            yield self._finish(batch, step)
 
     def __getitem__(self, step: int) -> tuple[Tensor, Tensor]:
         items = self._items()
-        images, labels = default_collate([items[index] for index in self.indices(step).tolist()])
-        return self._finish(images, labels, step)
+        return self._finish(_collate([items[index] for index in self.indices(step).tolist()]), step)
 
-    def _finish(self, images: Tensor, labels: Tensor, step: int) -> tuple[Tensor, Tensor]:
+    def _finish(self, batch: Any, step: int) -> tuple[Tensor, Tensor]:
+        if isinstance(batch, DataError):
+            raise batch
+        images, labels = batch
         rng, augment = self.stream(step), self.augment
         if self.sized_here:
-            x = self.dataset.prepare(images)
+            x = self.dataset.prepare(random_shift(images, augment.shift, rng))
             return erase_and_mix(x, labels, self.dataset.num_classes, augment, rng)
         if augment.mixes:
             return mix(images, labels, self.dataset.num_classes, augment, rng)

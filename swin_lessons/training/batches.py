@@ -2,45 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from swin_lessons.data import Augment, TensorBatches
-from swin_lessons.data.batches import augmentation
+from swin_lessons.data import TensorBatches
+from swin_lessons.data.batches import parse_augment
 from swin_lessons.training.config import TrainConfig
 
 Batch = tuple[Tensor, Tensor]
-
-
-def parse_augment(text: str) -> Augment:
-    """An `Augment` from a preset's name, or from fields: "shift=2,flip=0.5,crop_area=0.6:1".
-
-    Raises:
-        ValueError: neither a preset nor known fields with numbers.
-    """
-    if "=" not in text:
-        return augmentation(text)
-    try:
-        pairs = (part.split("=") for part in text.split(","))
-        return Augment(**{name.strip(): _value(value.strip()) for name, value in pairs})
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"augment={text!r} ({error}): write a preset, or fields such as 'shift=2,flip=0.5'"
-        ) from error
-
-
-def _value(text: str) -> Any:
-    """A number, a pair "low:high" of numbers, or the text itself."""
-    if ":" in text:
-        return tuple(map(_value, text.split(":")))
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        return text
 
 
 def in_memory(dataset: Any) -> bool:

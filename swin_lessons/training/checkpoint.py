@@ -24,6 +24,7 @@ from swin_lessons.training.files import atomic_write
 
 FORMAT = "swin-lessons checkpoint 1"
 FOLDER = "checkpoints"
+_NEW_FOLDER = "It is the first one: start again in a new folder (--out)"
 
 
 class CheckpointError(RuntimeError):
@@ -73,7 +74,7 @@ def load_checkpoint(path: Path, state: TrainState, config: TrainConfig, data: Ma
     Raises:
         CheckpointError: the file is damaged, or belongs to another model, data set or configuration.
     """
-    tensors, metadata = read_tensors(path)
+    tensors, metadata = _read_checkpoint(path)
     if metadata.get("format") != FORMAT:
         raise CheckpointError(
             f"{path} is not a training checkpoint ({FORMAT}): name a file from a run's {FOLDER} folder"
@@ -83,6 +84,15 @@ def load_checkpoint(path: Path, state: TrainState, config: TrainConfig, data: Ma
     _fill(path, state, tensors)
     state.scaler.load_state_dict(numbers["scaler"])
     state.step, state.best = numbers["step"], numbers["best"]
+
+
+def _read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    try:
+        return read_tensors(path)
+    except CheckpointError as error:
+        first = path in list_checkpoints(path.parent)[:1]
+        remedy = _NEW_FOLDER if first else "Delete it to go on from the checkpoint before it"
+        raise CheckpointError(f"{error}. {remedy}") from error
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -105,19 +115,16 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read what `write_tensors` wrote. Raises CheckpointError for a damaged file."""
+    """Read what `write_tensors` wrote. Raises CheckpointError for a damaged file; what helps, the caller knows."""
     try:
         with safe_open(path, "pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
             metadata = file.metadata() or {}
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path} is damaged or cannot be read: {error}. {_DELETE}") from error
+        raise CheckpointError(f"{path} is damaged or cannot be read: {error}") from error
     if metadata.get("crc32", _crc32(tensors)) != _crc32(tensors):
-        raise CheckpointError(f"{path} is damaged: its checksum does not fit its bytes. {_DELETE}")
+        raise CheckpointError(f"{path} is damaged: its checksum does not fit its bytes")
     return tensors, metadata
-
-
-_DELETE = "Delete it to go on from the checkpoint before it"
 
 
 def _crc32(tensors: Mapping[str, Tensor]) -> str:

@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from swin_lessons.data.batches import parse_augment
+
 PRECISIONS = ("fp32", "bf16", "fp16")
 INITS = ("default", "xavier")
 # Fields that do not change the arithmetic of a run, so a resumed run may change them.
@@ -73,6 +75,7 @@ class TrainConfig:
             value = getattr(self, name)
             if not valid(value):
                 raise ValueError(f"TrainConfig.{name} is {value!r}: use {remedy}")
+        parse_augment(self.augment)
         if self.min_lr > self.lr:
             raise ValueError(
                 f"TrainConfig.min_lr is {self.min_lr!r}, above lr {self.lr!r}: use a smaller min_lr"
@@ -168,7 +171,7 @@ _RULES: dict[str, tuple[Any, str]] = {
     "augment": (lambda v: isinstance(v, str) and bool(v), "a preset such as 'light', or 'shift=2,flip=0.5'"),
     "precision": (lambda v: v in PRECISIONS, f"one of {', '.join(PRECISIONS)}"),
     "init": (lambda v: v in INITS, f"one of {', '.join(INITS)}"),
-    "seed": (lambda v: _is_int(v) and v >= 0, "a whole number of at least 0"),
+    "seed": (lambda v: _is_int(v) and 0 <= v < 2**63, "a whole number of at least 0 and below 2**63"),
     "eval_every": (_optional_count, "a number of steps, or None for once an epoch"),
     "save_every": (_optional_count, "a number of steps, or None for once an epoch"),
     "log_every": (_count, "a whole number of at least 1"),

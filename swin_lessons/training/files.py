@@ -47,10 +47,20 @@ def naming_remedy(path: Path) -> Iterator[None]:
 
 def make_folder(path: Path) -> None:
     """Make a folder and make sure that files can be written there. Raises OSError that names it."""
+    refuse_file(path)
     with naming_remedy(path):
         path.mkdir(parents=True, exist_ok=True)
     write_text(path / "probe", "")
     (path / "probe").unlink()
+
+
+def refuse_file(folder: Path) -> None:
+    """Raise NotADirectoryError where a file has the name of `folder` or of a folder around it."""
+    for part in (folder, *folder.parents):
+        if part.is_file():
+            raise NotADirectoryError(
+                f"cannot write to {folder}: {part} is a file, not a folder; choose another folder (--out)"
+            )
 
 
 def remove_parts(folder: Path) -> None:

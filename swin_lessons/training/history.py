@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +11,7 @@ from swin_lessons.training.files import naming_remedy, write_text
 STEP_COLUMNS = ("step", "epoch", "lr", "loss", "grad_norm", "seconds")
 EVAL_COLUMNS = ("step", "epoch", "loss", "top1", "top5", "seconds")
 Row = dict[str, float]
+NEW_FOLDER = "put back what was there, or start again in a new folder (--out)"
 
 
 class CsvLog:
@@ -35,7 +35,7 @@ class CsvLog:
 
     def truncate(self, step: int) -> None:
         """Keep the header and the rows up to `step`; a new file gets its header."""
-        rows = read_rows(self.path) if self.path.exists() else []
+        rows = self.rows()
         self.waiting = []
         for row in rows:
             if row["step"] <= step:
@@ -45,15 +45,36 @@ class CsvLog:
 
     def last(self, name: str) -> float:
         """A column's value in the last row on disk; 0 where there is no row."""
-        rows = read_rows(self.path)
+        rows = self.rows()
         return rows[-1][name] if rows else 0
 
+    def rows(self) -> list[Row]:
+        """What is on disk; nothing where there is no file. Raises ValueError for a damaged one."""
+        return read_rows(self.path, self.columns) if self.path.exists() else []
 
-def read_rows(path: Path) -> list[Row]:
-    """Rows of a log; a last line that a killed process left unfinished is dropped."""
-    text = path.read_text(encoding="utf-8")
+
+def read_rows(path: Path, columns: tuple[str, ...]) -> list[Row]:
+    """Rows of a log; a last line that a killed process left unfinished is dropped.
+
+    Raises:
+        ValueError: a line does not hold a number for each column.
+    """
+    text = path.read_text(encoding="utf-8", errors="replace")
     lines = text[: text.rfind("\n") + 1].splitlines()
-    return [{name: _number(value) for name, value in row.items()} for row in csv.DictReader(lines)]
+    if lines and lines[0] != ",".join(columns):
+        raise _damaged(path, 1, lines[0])
+    return [_row(path, number, line, columns) for number, line in enumerate(lines[1:], 2)]
+
+
+def _row(path: Path, number: int, line: str, columns: tuple[str, ...]) -> Row:
+    try:
+        return dict(zip(columns, map(_number, line.split(",")), strict=True))
+    except ValueError as error:
+        raise _damaged(path, number, line) from error
+
+
+def _damaged(path: Path, number: int, line: str) -> ValueError:
+    return ValueError(f"line {number} of {path} is damaged ({line[:40]!r}): {NEW_FOLDER}")
 
 
 def _number(text: str) -> float:
@@ -70,7 +91,8 @@ class History:
     @classmethod
     def read(cls, folder: str | os.PathLike[str]) -> History:
         """Read metrics.csv and evals.csv of a run folder."""
-        return cls(read_rows(Path(folder) / "metrics.csv"), read_rows(Path(folder) / "evals.csv"))
+        steps = read_rows(Path(folder) / "metrics.csv", STEP_COLUMNS)
+        return cls(steps, read_rows(Path(folder) / "evals.csv", EVAL_COLUMNS))
 
     def column(self, name: str, of: str = "steps") -> list[float]:
         """One column of `steps` or `evals`, ready to plot."""

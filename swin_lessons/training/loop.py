@@ -6,6 +6,7 @@ import json
 import math
 import os
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from swin_lessons.training.batches import batch_stream, parse_augment, steps_per_epoch
+from swin_lessons.training.batches import batch_stream, steps_per_epoch, train_batches
 from swin_lessons.training.checkpoint import (
     FOLDER,
+    CheckpointError,
     TrainState,
     list_checkpoints,
     load_checkpoint,
@@ -26,12 +28,12 @@ from swin_lessons.training.checkpoint import (
 from swin_lessons.training.config import TrainConfig
 from swin_lessons.training.ema import EMA
 from swin_lessons.training.evaluation import evaluate
-from swin_lessons.training.files import make_folder, remove_parts, write_text
-from swin_lessons.training.history import EVAL_COLUMNS, STEP_COLUMNS, CsvLog, History, Row
+from swin_lessons.training.files import make_folder, refuse_file, remove_parts, write_text
+from swin_lessons.training.history import EVAL_COLUMNS, NEW_FOLDER, STEP_COLUMNS, CsvLog, History, Row
 from swin_lessons.training.init import init_xavier
 from swin_lessons.training.optim import build_optimizer, set_lr
 from swin_lessons.training.precision import autocast, grad_scaler
-from swin_lessons.training.schedule import lr_at
+from swin_lessons.training.schedule import check_warmup, lr_at
 from swin_lessons.training.seeds import derive_seed, isolated_rng, seed_everything
 
 INIT, STEP = 1, 2  # keep the random streams of the weights and of the steps apart
@@ -66,7 +68,8 @@ def train(
         config: all choices of the run.
         out_dir: config.json, metrics.csv (a row a step), evals.csv, checkpoints/, best.safetensors (highest
             validation top-1) and last.safetensors.
-        resume: go on from the newest checkpoint, or start where there is none yet.
+        resume: go on from the newest checkpoint; a run that was stopped before its first one starts again, with a
+            warning.
         about: what config.json and the weights' metadata should also say: model name, classes and so on.
         progress: show a bar; None shows it on a terminal only.
         on_eval: called after each evaluation with its row: step, epoch, loss, top1, top5, seconds.
@@ -75,8 +78,9 @@ def train(
         History: the curves, of a resumed run as a whole.
 
     Raises:
+        ValueError: the configuration does not fit the data; a log is damaged. Nothing is written then.
         FileExistsError: `out_dir` holds a run and `resume` is not set.
-        CheckpointError: a checkpoint is damaged or of another run; the disk is full.
+        CheckpointError: a checkpoint is damaged, gone or of another run; the disk is full.
         TrainingDiverged: the loss became infinite or nan.
     """
     folder = Path(out_dir)
@@ -102,10 +106,11 @@ class Run:
     ) -> None:
         self.train_set, self.val_set, self.config, self.folder = train_set, val_set, config, folder
         self.about, self.on_eval = {**about, "train": config.to_dict()}, on_eval
-        parse_augment(config.augment)  # a bad name is an error before anything is written
         self.device = next(model.parameters()).device
         self.per_epoch = steps_per_epoch(train_set, config)
         self.total = config.total_steps(self.per_epoch)
+        check_warmup(config, self.total)
+        train_batches(train_set, config, epoch=0)  # raises where the augmentation does not fit the set
         self.data = {"images": len(train_set), "num_classes": train_set.num_classes}
         self.state = TrainState(
             model, build_optimizer(model, config), grad_scaler(self.device, config.precision)
@@ -119,24 +124,55 @@ class Run:
     def open(self, resume: bool) -> None:
         """Make or reopen the folder and bring the state and the logs to the same step."""
         checkpoints = self.folder / FOLDER
-        make_folder(checkpoints)
-        if (self.folder / "config.json").exists() and not resume:
-            raise FileExistsError(
-                f"{self.folder} holds a run already: go on with it by resume=True (--resume), or choose another "
-                "folder"
-            )
+        refuse_file(self.folder)
         found = list_checkpoints(checkpoints)
-        if found and not resume:
-            raise FileExistsError(
-                f"{checkpoints} holds checkpoints of another run: choose another folder, or delete them"
-            )
+        if not resume:
+            self._refuse_old_run(found)
+        elif not found:
+            self._refuse_lost_checkpoints()
+        self._restore(found)
+        self._refuse_lost_rows()
+        make_folder(checkpoints)
         remove_parts(self.folder)
         remove_parts(checkpoints)
-        self._restore(found)
         write_text(self.folder / "config.json", json.dumps(self.about, indent=2) + "\n")
         self.steps.truncate(self.state.step)
         self.evals.truncate(self.state.step)
         self.started = time.perf_counter() - self.steps.last("seconds")
+
+    def _refuse_old_run(self, found: list[Path]) -> None:
+        if (self.folder / "config.json").exists():
+            raise FileExistsError(
+                f"{self.folder} holds a run already: go on with it by resume=True (--resume), or choose another "
+                "folder"
+            )
+        if found:
+            raise FileExistsError(
+                f"{self.folder / FOLDER} holds checkpoints of another run: choose another folder, or delete them"
+            )
+
+    def _refuse_lost_checkpoints(self) -> None:
+        """A run that wrote checkpoints is not begun anew because they are gone; one that wrote none yet is."""
+        config, log = self.folder / "config.json", self.steps
+        if not config.exists():
+            return
+        done = log.last("step")
+        every = json.loads(config.read_text(encoding="utf-8"))["train"].get("save_every")
+        if done > min(every or self.per_epoch, self.total) or (self.folder / "last.safetensors").exists():
+            raise CheckpointError(
+                f"{self.folder} holds a run of {done} steps, but its checkpoints are gone: {NEW_FOLDER}"
+            )
+        warnings.warn(f"{self.folder} holds no checkpoint yet: the run starts again at step 1", stacklevel=4)
+
+    def _refuse_lost_rows(self) -> None:
+        """The curves of a resumed run are whole: a row for each step that its checkpoint has done."""
+        done, logs = self.state.step, (self.steps, self.evals)
+        lost = [log.path for log in logs if done and not log.path.exists()]
+        if lost:
+            raise FileNotFoundError(f"{lost[0]} is gone: {NEW_FOLDER}")
+        steps, _ = (log.rows() for log in logs)
+        if [row["step"] for row in steps[:done]] != list(range(1, done + 1)):
+            raise ValueError(f"{self.steps.path} lacks steps before {done}, the checkpoint's: {NEW_FOLDER}")
 
     def _restore(self, found: list[Path]) -> None:
         config, state = self.config, self.state
@@ -147,6 +183,8 @@ class Run:
             state.ema = EMA(state.model, config.ema)
         if found:
             load_checkpoint(found[-1], state, config, self.data)
+        if not (self.folder / "best.safetensors").exists():
+            state.best = -1.0  # the next evaluation writes them again
 
     def go(self, progress: bool | None) -> None:
         """Train up to the last step and write the final weights."""
@@ -203,8 +241,8 @@ class Run:
             if not math.isfinite(loss):
                 self.steps.flush()
                 raise TrainingDiverged(
-                    f"the loss is {loss} at step {row['step']} (learning rate {row['lr']:.2g}): start again "
-                    "with a smaller lr, a longer warmup, or precision fp32"
+                    f"the loss is {loss} at step {row['step']} (learning rate {row['lr']:.2g}): start again in a "
+                    "new folder (--out) with a smaller lr, a longer warmup, or precision fp32"
                 )
             self.steps.append({**row, "loss": loss, "grad_norm": norm.item()})
         self.pending.clear()

@@ -12,6 +12,15 @@ def warmup_steps(config: TrainConfig, total: int) -> int:
     return min(int(config.warmup * total) if config.warmup < 1 else int(config.warmup), total - 1)
 
 
+def check_warmup(config: TrainConfig, total: int) -> None:
+    """Raises ValueError where the warm-up, given in steps, takes the whole run."""
+    if config.warmup >= 1 and total <= config.warmup:
+        raise ValueError(
+            f"TrainConfig.warmup is {config.warmup:g} steps, but the run has {total}: use fewer, or a part of the "
+            "run (below 1)"
+        )
+
+
 def lr_at(step: int, total: int, config: TrainConfig) -> float:
     """Rate of step `step` (from 0) of `total`: linear warm-up to `lr`, then half a cosine to `min_lr`.
 

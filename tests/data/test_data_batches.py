@@ -267,6 +267,10 @@ def test_mixup_and_cutmix_take_turns():
         ({"mixup": -1.0}, "mixup=-1.0"),
         ({"erase_area": (0.5, 0.1)}, "erase_area"),
         ({"crop_area": (0.0, 1.0)}, "crop_area"),
+        ({"crop_area": 0.5}, "crop_area=0.5: give two parts"),
+        ({"flip": True}, "flip=True"),
+        ({"shift": 1.5}, "shift=1.5: give a whole number of px"),
+        ({"rand_augment": None}, "rand_augment=None"),
     ],
 )
 def test_augment_refuses_nonsense(settings, complaint):
@@ -286,6 +290,10 @@ def test_batches_refuse_nonsense():
         TensorBatches([(0, 0)], 4)
     with pytest.raises(DataError, match="rand_augment"):
         TensorBatches(data, 4, augment=Augment(rand_augment="rand-m9"))
+    with pytest.raises(DataError, match="crop_area works on image folders"):
+        TensorBatches(data, 4, augment=Augment(crop_area=(0.5, 1)))
+    with pytest.raises(DataError, match="shift=99 moves the whole image out"):
+        TensorBatches(data, 4, augment=Augment(shift=99))
     with pytest.raises(IndexError, match="step 6 of an epoch of 6"):
         TensorBatches(data, 4)[6]
     assert augmentation(None) == augmentation("none") == Augment()

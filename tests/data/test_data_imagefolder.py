@@ -103,6 +103,15 @@ def test_train_part_alone_is_divided(tmp_path):
     assert [len(load(tmp_path, split=split)) for split in ("train", "val")] == [12, 3]
 
 
+def test_parts_may_have_capitals(tmp_path):
+    make_folder(tmp_path / "Train", 4)
+    make_folder(tmp_path / "VAL", 2)
+    assert [len(load(tmp_path, split=split)) for split in ("train", "val")] == [12, 6]
+    make_folder(tmp_path / "train", 1)
+    if len(list(tmp_path.iterdir())) == 3:  # where capitals make another folder, the usual one is taken
+        assert len(load(tmp_path)) == 3
+
+
 def test_a_class_called_train_is_a_class(tmp_path):
     make_folder(tmp_path, classes=("bus", "train"))
     assert load(tmp_path).classes == ["bus", "train"]
@@ -316,8 +325,10 @@ def test_large_folders_are_checked_when_read(tmp_path, monkeypatch):
     assert data[1][0].shape == (3, 32, 32)
     with pytest.raises(BadImage, match=r"cat/0\.png(?s:.*)skip_bad=True"):
         data[0]
-    with pytest.raises(BadImage, match=r"cat/0\.png"):
-        list(LoaderBatches(data, 3, workers=1))
+    for workers in (0, 1):
+        with pytest.raises(BadImage, match=r"cat/0\.png(?s:.*)--skip-bad") as error:
+            list(LoaderBatches(data, 3, workers=workers))
+        assert "worker" not in str(error.value)
 
 
 def test_too_small_depends_on_the_wanted_size(tmp_path):
@@ -505,6 +516,20 @@ def test_training_crops_vary_and_stay_within_the_image(tmp_path):
         assert (crop.amax((0, 2, 3)) <= high + 1e-4).all()
 
 
+@pytest.mark.filterwarnings("ignore:the same image")
+def test_shift_moves_whole_pixels_of_a_folder_too(tmp_path):
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        Image.new("RGB", (32, 32), "white").save(tmp_path / name / "0.png")
+    data = load(tmp_path, split="all")
+    x, _ = LoaderBatches(data, 2, augment=Augment(shift=5, crop_area=(1, 1)))[0]
+    rows = (x[:, 0, :, 16] < 0).sum(1).tolist() + (x[:, 0, 16] < 0).sum(1).tolist()  # the black that came in
+    assert max(rows) in range(1, 6)
+    assert min(rows) >= 0
+    with pytest.raises(DataError, match="shift=32 moves the whole image out"):
+        LoaderBatches(data, 2, augment=Augment(shift=32))
+
+
 def test_strong_augmentation_mixes_labels(tmp_path):
     data = load(make_folder(tmp_path), split="all")
     _, y = LoaderBatches(data, 9, augment="strong")[0]
@@ -527,6 +552,10 @@ def test_wrong_uses_are_explained(tmp_path):
         TensorBatches(data, 4)
     with pytest.raises(DataError, match=r"rand_augment works on RGB images; in_chans=1"):
         LoaderBatches(data, 4, augment=Augment(rand_augment="rand-m9"))
+    pytest.importorskip("timm")
+    for words in ("x", "rand-q9"):
+        with pytest.raises(DataError, match=f"rand_augment={words}: timm knows no such words"):
+            LoaderBatches(load(tmp_path), 4, augment=Augment(rand_augment=words))
     with pytest.raises(DataError, match="workers=-1"):
         LoaderBatches(data, 4, workers=-1)
 

@@ -66,6 +66,14 @@ def test_a_truncated_checkpoint_is_refused(run, kept):
     assert len(resume(run).steps) == 12
 
 
+def test_where_the_first_checkpoint_is_damaged_the_way_out_is_a_new_folder(run):
+    first, newest = list_checkpoints(run / "checkpoints")
+    newest.unlink()
+    first.write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"step-00000009.*the first one: start again in a new folder"):
+        resume(run)
+
+
 def test_a_flipped_bit_is_found(run):
     newest = list_checkpoints(run / "checkpoints")[-1]
     damaged = bytearray(newest.read_bytes())
@@ -108,6 +116,7 @@ def test_a_run_goes_on_after_the_disk_was_full(tmp_path, run):
     config = small_config(log_every=100)
     with full_disk(6000), pytest.raises(CheckpointError, match=r"the run can be resumed"):
         train(small_model(), small_set(), None, config, folder)
-    train(small_model(), small_set(), None, config, folder, resume=True)
+    with pytest.warns(UserWarning, match="starts again at step 1"):
+        train(small_model(), small_set(), None, config, folder, resume=True)
     expected, found = (read_tensors(path / "last.safetensors")[0] for path in (run, folder))
     assert all(torch.equal(found[name], expected[name]) for name in expected)

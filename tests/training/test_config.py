@@ -19,6 +19,7 @@ def test_json_round_trip(tmp_path):
         ("weight_decay", "much", "at least 0"), ("layer_decay", 1.5, "at most 1"), ("betas", (0.9, 1.0), "below 1"),
         ("clip_norm", 0, "None for no clipping"), ("ema", 1.0, "below 1"), ("label_smoothing", 1, "below 1"),
         ("precision", "fp8", "fp32, bf16, fp16"), ("init", "he", "default, xavier"), ("seed", -1, "at least 0"),
+        ("seed", 2**63, "below 2**63"),
         ("keep", 0, "at least 1"), ("batch_size", True, "whole number"), ("save_every", 0, "once an epoch"),
     ],
 )  # fmt: skip
@@ -65,3 +66,20 @@ def test_warmup_as_part_or_steps():
     assert warmup_steps(TrainConfig(warmup=30), 100) == 30
     assert warmup_steps(TrainConfig(warmup=30), 10) == 9
     assert lr_at(0, 1, TrainConfig(lr=0.5, warmup=0.9)) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("heavy", r"'heavy'; write none, light"), ("shiftt=1", r"no 'shiftt=1'.* shift, crop_area"),
+        ("shift=1.5", r"shift=1\.5: give a whole number"), ("shift", "shift=: give a whole number"),
+        ("flip=x", "flip=x: give a probability"), ("flip=0.5=3", "flip=0.5=3: give a probability"),
+        ("flip=true", "flip=True: give a probability"), ("mixup=NaN", "mixup=nan: give a number"),
+        ("crop_area=1", "crop_area=1: give two parts"), ("erase_area=0.1:0.2:0.3", "give two parts"),
+        ("crop_area=a:b", "give two parts"), ("rand_augment=7", "rand_augment=7: give timm's words"),
+    ],
+)  # fmt: skip
+def test_a_wrong_augmentation_is_named_with_what_there_is(text, message):
+    with pytest.raises(ValueError, match=message) as error:
+        TrainConfig(augment=text)
+    assert f"{text!r}" in str(error.value)

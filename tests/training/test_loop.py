@@ -226,3 +226,19 @@ def test_augmentation_by_name_or_fields():
 def test_no_bar_where_there_is_no_terminal(tmp_path, capfd):
     train(small_model(), small_set(), None, small_config(), tmp_path)
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"augment": "shift=8"}, "shift=8 moves the whole image out.*8 px"),
+        ({"augment": "crop_area=0.5:1"}, "crop_area works on image folders"),
+        ({"augment": "rand_augment=rand-m9"}, "rand_augment works on image folders"),
+        ({"warmup": 12}, "warmup is 12 steps, but the run has 12"),
+        ({"warmup": 50, "steps": None, "epochs": 2}, "warmup is 50 steps, but the run has 8"),
+    ],
+)
+def test_what_does_not_fit_the_data_is_an_error_before_anything_is_written(tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message):
+        train(small_model(), small_set(), None, small_config(**changes), tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -1,7 +1,9 @@
 """A run killed with SIGKILL and resumed equals one that was never stopped, bit for bit."""
 
 import csv
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from training_small import small_config, small_model, small_set
 
 from swin_lessons.models import create_model
 from swin_lessons.training import CheckpointError, History, list_checkpoints, read_tensors, train
+from swin_lessons.training.history import STEP_COLUMNS, read_rows
 from swin_lessons.training.loop import Run
 
 SCRIPT = Path(__file__).with_name("killable.py")
@@ -70,6 +73,7 @@ def test_killed_run_ends_as_if_it_had_not_been(killed, straight, moment):
     assert_same_run(killed / moment, straight)
 
 
+@pytest.mark.filterwarnings("ignore:.*holds no checkpoint yet")  # after steps 1 and 2
 def test_every_step_can_be_the_last_before_a_stop(tmp_path, straight, monkeypatch):
     """Stop after each of the 12 steps in turn, by an exception in place of a signal: quick, so exhaustive."""
     for stop in range(1, 12):
@@ -164,3 +168,75 @@ def test_history_reads_back(straight):
     assert history.column("step") == list(range(1, 13))
     assert history.column("step", of="evals") == [4, 8, 12]
     assert history.best["top1"] == max(history.column("top1", of="evals"))
+
+
+# --- what is gone from a run's folder, or damaged ---
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def resume(folder: Path, **changes):
+    return train(
+        small_model(), small_set(), small_set(16, seed=1), small_config(**changes), folder, resume=True
+    )
+
+
+@pytest.fixture
+def stopped(tmp_path, monkeypatch):
+    """A run stopped after step 8, with checkpoints of steps 3 and 6."""
+    with monkeypatch.context() as patch:
+        _stop_after(patch, 8)
+        with pytest.raises(InterruptedError):
+            resume(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("run", ["straight", "stopped"])
+def test_a_run_whose_checkpoints_are_gone_is_left_as_it_is(run, request, tmp_path):
+    folder = tmp_path / "copy"
+    shutil.copytree(request.getfixturevalue(run), folder, ignore=lambda *_: ["checkpoints", "copy"])
+    before = contents(folder)
+    with pytest.raises(CheckpointError, match=r"checkpoints are gone.*new folder \(--out\)"):
+        resume(folder, save_every=100)  # a later option does not make it a run before its first checkpoint
+    assert contents(folder) == before
+    assert not (folder / "checkpoints").exists()
+
+
+def test_a_run_stopped_before_its_first_checkpoint_starts_again(tmp_path, straight, monkeypatch):
+    with monkeypatch.context() as patch:
+        _stop_after(patch, 2)
+        with pytest.raises(InterruptedError):
+            resume(tmp_path)
+    assert [row["step"] for row in read_rows(tmp_path / "metrics.csv", STEP_COLUMNS)] == [1, 2]
+    with pytest.warns(UserWarning, match="no checkpoint yet: the run starts again at step 1"):
+        resume(tmp_path)
+    assert_same_run(tmp_path, straight)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda log: log.unlink(), r"metrics\.csv is gone"),
+        (lambda log: log.write_text(""), r"metrics\.csv lacks steps before 6"),
+        (lambda log: log.write_text(log.read_text().replace("\n3,", "\nthree,")), r"line 4 of .*'three,"),
+        (lambda log: log.write_text(log.read_text() + "7,junk\n"), r"line 10 of .*metrics\.csv is damaged \('7,junk'"),
+        (lambda log: log.write_text("what\n" + log.read_text()), r"line 1 of .*damaged \('what'"),
+        (lambda log: log.write_bytes(b"\xff\n" + log.read_bytes()), r"line 1 of .*damaged"),
+        (lambda log: log.with_name("evals.csv").unlink(), r"evals\.csv is gone"),
+    ],
+)  # fmt: skip
+def test_a_damaged_log_is_named_and_left_as_it_is(stopped, spoil, message):
+    spoil(stopped / "metrics.csv")
+    before = contents(stopped)
+    with pytest.raises((ValueError, OSError), match=rf"{message}.*new folder \(--out\)"):
+        resume(stopped)
+    assert contents(stopped) == before
+
+
+def test_deleted_best_weights_are_written_by_the_next_evaluation(stopped):
+    (stopped / "best.safetensors").unlink()
+    history = resume(stopped)
+    best = max(row["top1"] for row in history.evals if row["step"] > 6)
+    assert json.loads(read_tensors(stopped / "best.safetensors")[1]["about"])["val_top1"] == best
