@@ -17,7 +17,9 @@ def load_arrays(split: str) -> tuple[np.ndarray, np.ndarray]:
     """Images (N, 8, 8) uint8, scaled from 0..16 to 0..255, and labels (N,) of split "train" or "test"."""
     try:
         from sklearn.datasets import load_digits
-    except ImportError as error:
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] != "sklearn":
+            raise  # it is there, but broken
         raise DataError(
             'the digits come with scikit-learn: pip install scikit-learn, or "swin-lessons[peers]"'
         ) from error

@@ -104,3 +104,20 @@ def test_works_without_the_extras_and_names_the_missing_one():
     assert shape == "torch.Size([2, 3, 64, 64])"
     assert "pip install scikit-learn" in digits
     assert 'pip install "swin-lessons[vision]"' in folder
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"), [("sklearn", "pip install scikit-learn"), ("scipy", "no scipy")]
+)
+def test_digits_tell_a_missing_package_from_a_broken_one(missing, message, monkeypatch):
+    class Refusing:
+        def find_spec(self, name, path=None, target=None):
+            if name.startswith("sklearn"):
+                raise ModuleNotFoundError(f"no {missing}", name=missing)
+
+    for name in [name for name in sys.modules if name.startswith("sklearn")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [Refusing(), *sys.meta_path])
+    with pytest.raises((DataError, ImportError), match=message) as error:
+        load_dataset("digits")
+    assert isinstance(error.value, DataError) == (missing == "sklearn")
