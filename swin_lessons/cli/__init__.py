@@ -8,8 +8,13 @@ from __future__ import annotations
 import argparse
 import importlib
 import pkgutil
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from swin_lessons import __version__
 
@@ -28,19 +33,65 @@ examples:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line; returns its exit status: 0 done, 1 the run failed, 2 bad input, 130 interrupted."""
-    args = build_parser().parse_args(argv)
+    with _interrupts() as interrupts:
+        try:
+            return _run(build_parser().parse_args(argv), interrupts)
+        except (KeyboardInterrupt, Exception) as error:
+            if not interrupts and not isinstance(error, KeyboardInterrupt):
+                raise
+            print("interrupted", file=sys.stderr)
+            return 130
+
+
+def _run(args: argparse.Namespace, interrupts: list[int]) -> int:
     try:
-        return args.run(args)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+        with _notes(args):
+            return args.run(args)
     except BrokenPipeError:
         return 1  # the reader of our output has gone, as in `swin-lessons doctor | head -1`
     except Exception as error:
-        if args.traceback or not _is_expected(error):
+        if interrupts or args.traceback or not _is_expected(error):
             raise
         print(f"swin-lessons {args.command}: {error}", file=sys.stderr)
         return 1 if isinstance(error, ArithmeticError) else 2
+
+
+@contextmanager
+def _interrupts() -> Iterator[list[int]]:
+    """Each Ctrl-C so far: a library that is stopped while it is imported may raise another exception for it."""
+    seen: list[int] = []
+
+    def note(number: int, frame: Any) -> None:
+        seen.append(number)
+        signal.default_int_handler(number, frame)
+
+    ours = threading.current_thread() is threading.main_thread()
+    if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield seen
+        return
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield seen
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextmanager
+def _notes(args: argparse.Namespace) -> Iterator[None]:
+    """Each warning looks like the command's other messages, and comes once; --traceback shows where it rose."""
+    before, seen = warnings.formatwarning, {""}
+
+    def note(message: Warning | str, *_: Any, **__: Any) -> str:
+        text = f"swin-lessons {args.command}: note: {message}\n"
+        text = "" if text in seen else text
+        seen.add(text)
+        return text
+
+    warnings.formatwarning = before if args.traceback else note
+    try:
+        yield
+    finally:
+        warnings.formatwarning = before
 
 
 def _is_expected(error: Exception) -> bool:

@@ -20,10 +20,18 @@ from swin_lessons.data import DataSpec, load_dataset
 from swin_lessons.data.folders import find_split
 from swin_lessons.data.pixels import to_pair
 from swin_lessons.models import create_model
-from swin_lessons.training import EvalResult, TrainConfig, evaluate, read_tensors, seed_everything, train
+from swin_lessons.training import (
+    CheckpointError,
+    EvalResult,
+    TrainConfig,
+    evaluate,
+    read_tensors,
+    seed_everything,
+    train,
+)
 from swin_lessons.training.batches import in_memory
 from swin_lessons.training.checkpoint import check_same_model
-from swin_lessons.training.files import write_text
+from swin_lessons.training.files import refuse_file, write_text
 from swin_lessons.training.recipes import recipe
 
 UNDIVIDED = {"fashion-mnist", "cifar10", "cifar100", "digits"}  # sets without a validation split
@@ -93,7 +101,9 @@ def prepare(args: argparse.Namespace, overrides: dict[str, Any]) -> Job:
     """From the command line to a `Job`; a run to resume or evaluate is read from its config.json."""
     folder = args.out or Path("runs") / re.sub(r"[^\w.-]+", "-", f"{args.model}-{args.data}")
     pretrained_only = args.eval_only and args.pretrained
+    refuse_file(folder)
     kept = read_config(folder, args) if args.resume or (args.eval_only and not pretrained_only) else {}
+    config = TrainConfig.from_dict(kept.get("train", {}) | overrides)  # a wrong option is an error here
     kwargs = kept.get("model_kwargs") or wished_input(args)
     device = pick_device(args.device)
     sizes = {name: kwargs[name] for name in ("img_size", "in_chans")}
@@ -103,11 +113,9 @@ def prepare(args: argparse.Namespace, overrides: dict[str, Any]) -> Job:
     check_classes(folder, kept, list(train_set.classes))
     kwargs = {**kwargs, "in_chans": train_set.in_chans, "num_classes": train_set.num_classes}
     pretrained = kept.get("pretrained", args.pretrained)
-    seed_everything(overrides.get("seed", kept.get("train", {}).get("seed", 0)))
+    seed_everything(config.seed)
     model = create_model(args.model, pretrained=pretrained, **kwargs).to(device)
-    if kept:
-        config = TrainConfig.from_dict(kept["train"] | overrides)
-    else:
+    if not kept:
         augment = "none" if args.data == "digits" else "flip=0.5"  # a mirrored digit is none
         config = recipe(model, train_set, from_scratch=not pretrained, **{"augment": augment} | overrides)
     about = {
@@ -119,9 +127,16 @@ def prepare(args: argparse.Namespace, overrides: dict[str, Any]) -> Job:
 
 
 def wished_input(args: argparse.Namespace) -> dict[str, Any]:
-    """Image size and window as asked for, else the model's; channels None where the data decide."""
+    """Image size and window as asked for, else the model's; channels None where the data decide.
+
+    Raises:
+        ValueError: the image size asked for leaves less than one token in the last stage.
+    """
     with torch.device("meta"):
         own: Any = create_model(args.model).config
+    smallest = own.patch_size * 2 ** (len(getattr(own, "depths", "1")) - 1)
+    if args.img_size is not None and args.img_size < smallest:
+        raise ValueError(f"--img-size {args.img_size} is too small for {args.model}: use {smallest} or more")
     wish = {
         "img_size": args.img_size or to_pair(own.img_size)[0],
         "in_chans": own.in_chans if args.pretrained else None,
@@ -178,13 +193,19 @@ def read_config(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     if missing:
         raise ValueError(f"{path} lacks {', '.join(sorted(missing))}: train again in another folder")
     for name in ("model", "data"):
-        if kept[name] != getattr(args, name):
+        if kept[name] != getattr(args, name) and not (name == "data" and same_data(kept[name], args.data)):
             raise ValueError(
                 f"{folder} holds a run with --{name} {kept[name]}, not {getattr(args, name)}: "
                 "set --out to another folder"
             )
     refuse_other_model(folder, kept, args)
     return kept
+
+
+def same_data(one: str, other: str) -> bool:
+    """Do two names of data sets mean the same one? Folders may be written in several ways."""
+    specs = DataSpec.parse(one), DataSpec.parse(other)
+    return len({(spec.name, spec.path and spec.path.resolve()) for spec in specs}) == 1
 
 
 def refuse_other_model(folder: Path, kept: dict[str, Any], args: argparse.Namespace) -> None:
@@ -211,10 +232,16 @@ def check_classes(folder: Path, kept: dict[str, Any], classes: list[str]) -> Non
 
 
 def load_kept(model: nn.Module, path: Path) -> None:
-    """Load weights that a run kept, strictly."""
+    """Load weights that a run kept, strictly. Raises an error that says how to get them where they are bad."""
     if not path.exists():
         raise FileNotFoundError(f"{path} is not there: train first, or name the run's folder with --out")
-    weights = read_tensors(path)[0]
+    last = path.with_name("last.safetensors")
+    try:
+        weights = read_tensors(path)[0]
+    except CheckpointError as error:
+        copy = f"Copy {last} over it to use the final weights"
+        again = "Delete it and go on with --resume: the next evaluation writes it again"
+        raise CheckpointError(f"{error}. {copy if last.exists() else again}") from error
     check_same_model(path, model, weights)
     model.load_state_dict(weights)
 

@@ -106,13 +106,22 @@ def bench_options(args: argparse.Namespace) -> Any:
 
 
 def check_writable(path: Path | None) -> None:
-    """Before half an hour of work, not after."""
-    if path is not None:
+    """Before half an hour of work, not after. Raises OSError that names the file and the remedy."""
+    from swin_lessons.training.files import refuse_file
+
+    if path is None:
+        return
+    if path.is_dir():
+        raise IsADirectoryError(f"--out {path} is a folder: name a file, such as {path / 'bench.json'}")
+    refuse_file(path.parent)
+    try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a"):
             pass
-        if path.stat().st_size == 0:
-            path.unlink()
+    except OSError as error:
+        raise OSError(f"--out {path} cannot be written: {error.strerror}; name another file") from error
+    if path.stat().st_size == 0:
+        path.unlink()
 
 
 def summary(result: dict[str, Any]) -> str:

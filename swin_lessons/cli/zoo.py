@@ -57,6 +57,8 @@ def run(args: argparse.Namespace) -> int:
     from swin_lessons.models.zoo import zoo_folder
 
     folder = args.folder or zoo_folder()
+    if args.resume and not args.train:
+        raise ValueError("--resume goes on with a stopped --train: add --train NAME")
     if args.train:
         train(args.train, folder, args.runs, args.resume, args.threads)
     elif args.check:
@@ -81,9 +83,12 @@ def summary(path: Path) -> str:
 
 def read_about(path: Path) -> dict[str, Any]:
     """What a file of the zoo says about itself."""
-    from swin_lessons.training import read_tensors
+    from swin_lessons.training import CheckpointError, read_tensors
 
-    return json.loads(read_tensors(path)[1]["about"])
+    try:
+        return json.loads(read_tensors(path)[1]["about"])
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}. Train it again: swin-lessons zoo --train {path.stem}") from error
 
 
 def check(name: str, folder: Path) -> None:

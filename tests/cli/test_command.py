@@ -1,5 +1,6 @@
 """The command as a whole: help without PyTorch, error texts, exit statuses."""
 
+import signal
 import subprocess
 import sys
 
@@ -63,3 +64,55 @@ def test_bugs_keep_their_traceback(monkeypatch):
     monkeypatch.setattr(doctor, "extras", lambda: 1 / 0 if False else [].undefined)
     with pytest.raises(AttributeError):
         main(["doctor"])
+
+
+def test_bench_names_what_it_cannot_write(tmp_path, capsys):
+    (tmp_path / "file").write_text("kept")
+    for out, message in (
+        (tmp_path, f"{tmp_path} is a folder: name a file, such as {tmp_path / 'bench.json'}"),
+        (tmp_path / "file" / "x.json", "file is a file, not a folder"),
+    ):
+        assert main(["bench", "--quick", "--out", str(out)]) == 2
+        assert message in capsys.readouterr().err
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+def fail_as(error: BaseException, monkeypatch, *, interrupted: bool):
+    """`swin-lessons doctor` that ends with an error, or with what a library makes of Ctrl-C."""
+
+    def run(args):
+        try:
+            if interrupted:
+                signal.raise_signal(signal.SIGINT)
+        finally:
+            raise error
+
+    monkeypatch.setattr("swin_lessons.cli.doctor.run", run)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RecursionError(), ImportError("half imported")])
+def test_an_interrupt_is_one_whatever_a_library_makes_of_it(error, monkeypatch, capsys):
+    fail_as(error, monkeypatch, interrupted=True)
+    assert main(["doctor"]) == 130
+    assert capsys.readouterr() == ("", "interrupted\n")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_an_error_without_an_interrupt_stays_one(monkeypatch):
+    fail_as(RecursionError(), monkeypatch, interrupted=False)
+    with pytest.raises(RecursionError):
+        main(["doctor"])
+
+
+def test_warnings_are_one_line_notes():
+    code = (
+        "import sys, warnings\nfrom swin_lessons import cli\nfrom swin_lessons.cli import doctor\n"
+        "doctor.run = lambda args: warnings.warn('mind the gap')\ncli.main(sys.argv[1:])"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run([*command, "doctor"], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stderr == "swin-lessons doctor: note: mind the gap\n"
+    done = subprocess.run(
+        [*command, "--traceback", "doctor"], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "UserWarning: mind the gap" in done.stderr

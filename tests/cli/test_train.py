@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 
 from swin_lessons.cli import main
+from swin_lessons.data import folders
 from swin_lessons.models import create_model
 from swin_lessons.models.zoo import zoo_folder
 from swin_lessons.training import History, read_tensors
@@ -165,7 +166,9 @@ def test_cuda_where_there_is_none(photos, tmp_path, capsys):
 
 def test_a_diverging_run_stops_with_its_step(photos, tmp_path, capsys):
     options = "--steps", "40", "--lr", "1e30", "--clip-norm", "1e30", "--warmup", "0", "--precision", "fp32"
-    expect_error(capsys, train_args(photos, tmp_path / "run", *options), "at step ", "smaller lr", status=1)
+    expect_error(
+        capsys, train_args(photos, tmp_path / "run", *options), "at step ", "smaller lr", "--out", status=1
+    )
 
 
 # --- what a kept run must not silently become ---
@@ -248,3 +251,92 @@ def test_a_batch_of_nothing_is_named(tmp_path, capsys):
     words = f"train --model swin_micro_fmnist --data digits --batch-size 0 --out {tmp_path / 'x'}"
     assert main(words.split()) == 2
     assert "TrainConfig.batch_size is 0" in capsys.readouterr().err
+
+
+# --- what is wrong is said before anything is written ---
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--augment shiftt=1", "no 'shiftt=1'; write none, light"),
+        ("--augment shift=32", "shift=32 moves the whole image out"),
+        ("--augment rand_augment=x", "rand_augment=x: timm knows no such words"),
+        ("--img-size 0", "--img-size 0 is too small for swin_micro_fmnist: use 8 or more"),
+        ("--img-size 5", "--img-size 5 is too small"),
+        ("--seed -1", "TrainConfig.seed is -1"),
+        ("--seed 99999999999999999999", "TrainConfig.seed is 99999999999999999999: use"),
+        ("--warmup 1000 --steps 3", "warmup is 1000 steps, but the run has 3"),
+    ],
+)
+def test_a_wrong_option_leaves_no_folder(photos, tmp_path, capsys, options, message):
+    out = tmp_path / "run"
+    expect_error(capsys, train_args(photos, out, *options.split()), message)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("mode", [[], ["--resume"], ["--eval-only"]])
+def test_a_file_is_no_run_folder(photos, tmp_path, capsys, mode):
+    (tmp_path / "file").write_text("kept")
+    expect_error(
+        capsys, train_args(photos, tmp_path / "file", *mode), "is a file, not a folder; choose another"
+    )
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+@pytest.fixture
+def bad_photo(photos, monkeypatch):
+    """An image that is found to be cut short when training reads it, and its whole bytes."""
+    monkeypatch.setattr(folders, "CHECK_BYTES", 0)
+    path = photos / "cat" / "1.png"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:200])
+    return path, whole
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_each_way_out_of_a_bad_image_works(photos, bad_photo, workers, tmp_path, capsys):
+    path, whole = bad_photo
+    options = "--steps", "2", "--batch-size", "2", "--workers", workers
+    expect_error(
+        capsys, train_args(photos, tmp_path / "run", *options), str(path), "--resume", "--skip-bad", "--out"
+    )
+    with pytest.warns(UserWarning, match="skipped 1 of 6 images: "):
+        assert main(train_args(photos, tmp_path / "new", *options, "--skip-bad")) == 0
+    path.write_bytes(whole)
+    with pytest.warns(UserWarning, match="starts again at step 1"):
+        assert main(train_args(photos, tmp_path / "run", *options, "--resume")) == 0
+
+
+def test_damaged_best_weights_can_be_replaced_by_the_last(kept_run, capsys):
+    out, _, words = kept_run
+    (out / "best.safetensors").write_bytes(b"")
+    for mode in ("--eval-only", "--resume"):
+        assert main([*words, mode]) == 2
+        assert f"Copy {out / 'last.safetensors'} over it" in capsys.readouterr().err
+    shutil.copy(out / "last.safetensors", out / "best.safetensors")
+    assert main([*words, "--eval-only"]) == 0
+
+
+def test_damaged_best_weights_of_a_stopped_run_are_written_again(photos, tmp_path, capsys):
+    out = tmp_path / "run"
+    words = train_args(photos, out, "--steps", "4", "--save-every", "2", "--eval-every", "2")
+    assert main(words) == 0
+    (out / "checkpoints" / "step-00000004.safetensors").unlink()  # as if it had been stopped after step 2
+    (out / "last.safetensors").unlink()
+    (out / "best.safetensors").write_bytes(b"")
+    assert main([*words, "--eval-only"]) == 2
+    assert "Delete it and go on with --resume" in capsys.readouterr().err
+    (out / "best.safetensors").unlink()
+    assert main([*words, "--resume"]) == 0
+
+
+def test_a_folder_may_be_written_in_another_way(kept_run, monkeypatch, capsys):
+    _, data, words = kept_run
+    monkeypatch.chdir(data.parent)
+    words = [f"imagefolder:./{data.name}" if word.startswith("imagefolder:") else word for word in words]
+    assert main([*words, "--resume"]) == 0
+    shutil.copytree(data, data.parent / "other")
+    words = ["imagefolder:other" if word.startswith("imagefolder:") else word for word in words]
+    assert main([*words, "--resume"]) == 2
+    assert "not imagefolder:other: set --out" in capsys.readouterr().err

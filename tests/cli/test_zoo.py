@@ -68,3 +68,15 @@ def test_the_best_swin_reaches_92_percent():
     """On Fashion-MNIST's test images. The record is measured above."""
     swins = [path for path in KEPT if path.stem.startswith("swin") and path.stem.endswith("fmnist")]
     assert max(zoo.read_about(path)["test_top1"] for path in swins) >= 0.92
+
+
+def test_resume_without_train_is_named(quick, capsys):
+    assert main([*quick, "--resume"]) == 2
+    assert "add --train NAME" in capsys.readouterr().err
+
+
+def test_a_damaged_file_says_how_to_get_it_again(quick, tmp_path, capsys):
+    (tmp_path / "zoo").mkdir()
+    (tmp_path / "zoo" / "deit_micro_fmnist.safetensors").write_bytes(b"")
+    assert main([*quick, "--check", "deit_micro_fmnist"]) == 2
+    assert "Train it again: swin-lessons zoo --train deit_micro_fmnist" in capsys.readouterr().err
