@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from html import escape
 
 import matplotlib.pyplot as plt
+import numpy as np
 from IPython.display import HTML
 from matplotlib.figure import Figure
 
@@ -58,6 +59,22 @@ def picture(figure: Figure, dpi: int = 80, colours: int = 64) -> bytes:
     return small.getvalue()
 
 
+def png_uri(png: bytes) -> str:
+    """A PNG as an address that holds its bytes."""
+    return "data:image/png;base64," + base64.b64encode(png).decode()
+
+
+def png_of(image: np.ndarray, colours: int = 64) -> bytes:
+    """An image `(H, W, 3)` of uint8 or of 0 to 1 as a small PNG, one pixel a pixel."""
+    from PIL import Image
+
+    if image.dtype != np.uint8:
+        image = (255 * image.clip(0, 1)).round().astype(np.uint8)
+    small = io.BytesIO()
+    Image.fromarray(image).quantize(colours, dither=Image.Dither.NONE).save(small, "PNG", optimize=True)
+    return small.getvalue()
+
+
 def frame_slider(
     frames: Sequence[bytes], labels: Sequence[str], alts: Sequence[str], *, id: str, name: str, caption: str
 ) -> HTML:
@@ -75,7 +92,7 @@ def frame_slider(
         raise ValueError(
             f"{len(frames)} frames, {len(labels)} labels, {len(alts)} alts: give one of each a frame"
         )
-    sources = ["data:image/png;base64," + base64.b64encode(frame).decode() for frame in frames]
+    sources = [png_uri(frame) for frame in frames]
     data = [{"src": s, "label": t, "alt": a} for s, t, a in zip(sources, labels, alts, strict=True)]
     page = PAGE.format(
         id=escape(id),

@@ -57,6 +57,10 @@ def test_the_list_says_how_to_get_what_is_missing(quick, capsys):
 KEPT = sorted(zoo_folder().glob("*.safetensors"))
 
 
+def test_every_recipe_has_its_weights():
+    assert {path.stem for path in KEPT} == set(zoo.RECIPES)
+
+
 @pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
 def test_kept_weights_are_as_accurate_as_recorded(path):
     result, about = zoo.measure(path, download=False)
