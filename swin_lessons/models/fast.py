@@ -352,7 +352,7 @@ def _probabilities(q: Tensor, k: Tensor, bias: Tensor, groups: Sequence[Group]) 
 
 
 class _WindowAttention(torch.autograd.Function):
-    """Keeps q, k, v and the bias; the probabilities only where these are no larger than the queries (N <= head_dim).
+    """Keeps q, k, v and the bias; the probabilities only where these are few (N <= 2 head_dim).
 
     Elsewhere the backward pass rebuilds the probabilities, run by run, and no N x N tensor of a whole stage exists.
     """
@@ -362,25 +362,23 @@ class _WindowAttention(torch.autograd.Function):
         cosine, N = isinstance(scale, Tensor), bias.shape[-1]
         ctx.dot_scale, ctx.groups, ctx.num_heads = None if cosine else scale, groups, num_heads
         constant = scale.detach() if cosine else scale  # with gradients on, SDPA would keep what we rebuild
-        probs = None
-        if qkv.shape[1] // (3 * num_heads) >= N:
-            out, probs = _attend_and_keep(qkv.detach(), bias.detach(), constant, groups, num_heads)
-        else:
-            out = _attend(qkv.detach(), bias.detach(), constant, groups, num_heads)
-        ctx.save_for_backward(qkv, bias, scale if cosine else None, probs)
+        args = qkv.detach(), bias.detach(), constant, groups, num_heads
+        out, probs = (
+            _attend_and_keep_runs(*args) if 2 * _head_dim(qkv, num_heads) >= N else (_attend(*args), [])
+        )
+        ctx.save_for_backward(qkv, bias, scale if cosine else None, *probs)
         return out
 
     @staticmethod
     def backward(ctx, grad):
-        qkv, bias, logit_scale, probs = ctx.saved_tensors
+        qkv, bias, logit_scale, *probs = ctx.saved_tensors
         scale = ctx.dot_scale if logit_scale is None else logit_scale
         if _by_autograd(grad):
             return _through_reference(_attend_explicitly, (qkv, bias, scale, ctx.groups, ctx.num_heads), grad)
         N, num_heads = bias.shape[-1], ctx.num_heads
         d_qkv, d_bias = torch.empty_like(qkv), torch.zeros_like(bias)
         d_scale: Any = None if logit_scale is None else 0.0
-        step = chunk_length(grad, num_heads * N * N)
-        for (start, stop), groups in window_runs(ctx.groups, step):
+        for i, ((start, stop), groups) in enumerate(training_runs(qkv, bias, ctx.groups, num_heads)):
             d_out = (
                 grad[start * N : stop * N]
                 .reshape(stop - start, N, num_heads, -1)
@@ -388,7 +386,7 @@ class _WindowAttention(torch.autograd.Function):
                 .contiguous()
             )
             q, k, v = _heads(qkv, (start, stop), N, num_heads).clone(memory_format=torch.contiguous_format)
-            kept = None if probs is None else probs[start:stop]
+            kept = probs[i] if probs else None
             if logit_scale is None:
                 d_q, d_k, d_v, d_scores = _backward_dot(q, k, v, bias, groups, scale, d_out, kept)
             else:
@@ -400,6 +398,26 @@ class _WindowAttention(torch.autograd.Function):
                 if last > first:
                     into += d_scores[first:last].sum(0)
         return d_qkv, d_bias, d_scale, None, None
+
+
+def _head_dim(qkv: Tensor, num_heads: int) -> int:
+    return qkv.shape[1] // (3 * num_heads)
+
+
+def training_runs(qkv: Tensor, bias: Tensor, groups: Sequence[Group], num_heads: int) -> list:
+    """The runs of windows that training handles at a time: their scores make a chunk."""
+    N = bias.shape[-1]
+    return window_runs(groups, chunk_length(qkv, num_heads * N * N))
+
+
+def _attend_and_keep_runs(qkv, bias, scale, groups, num_heads) -> tuple[Tensor, list[Tensor]]:
+    """Attention run by run, and the probabilities of each run."""
+    N, parts, probs = bias.shape[-1], [], []
+    for (start, stop), inside in training_runs(qkv, bias, groups, num_heads):
+        out, kept = _attend_and_keep(qkv[start * N : stop * N], bias, scale, inside, num_heads)
+        parts.append(out)
+        probs.append(kept)
+    return _joined(parts), probs
 
 
 def _attend_and_keep(qkv, bias, scale, groups, num_heads) -> tuple[Tensor, Tensor]:
