@@ -11,7 +11,7 @@ ONE_THREAD = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONHASHSEED=0 TQDM_DISABLE=1
 NBVAL = --nbval --nbval-current-env --nbval-sanitize-with tests/nbval.cfg --nbval-cell-timeout 300 \
 	--nbval-kernel-startup-timeout 120
 
-.PHONY: help book test lab bench data notebooks clean
+.PHONY: help book test lab bench data notebooks lesson run student check clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -40,6 +40,23 @@ data: .venv/installed ## find or fetch Fashion-MNIST (30 MB) and check it
 
 notebooks: .venv/installed ## run again, in place, the lessons whose code has changed
 	$(BIN)/python book/_ext/notebooks.py run --stale
+
+lesson: .venv/installed ## start a lesson: make lesson N=7 TITLE="Towards 3 B"
+	$(BIN)/python book/_ext/new_lesson.py "$(N)" "$(TITLE)"
+
+run: .venv/installed ## run one lesson in place and stamp it: make run N=7
+	$(BIN)/python book/_ext/notebooks.py run notebooks/$(shell printf '%02d' $(N))_*.ipynb
+
+student: .venv/installed ## copies of the lessons without solutions, into _build/student
+	$(BIN)/python book/_ext/student.py
+
+check: .venv/installed ## the quick loop: style, types, spelling, stamps and what the lessons are made of
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/codespell
+	$(ONE_THREAD) $(BIN)/pytest -q -n $(WORKERS) tests/test_notebooks.py tests/test_repository.py tests/test_lesson_tools.py \
+		tests/test_plots.py tests/test_explorers.py tests/models/test_windows.py
 
 clean: ## delete the site, the fetched scripts and the caches; .venv and data stay
 	rm -rf _build book/_assets/vendor .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -106,3 +106,19 @@ def test_guesses_fill_a_grid_and_hide_what_is_left() -> None:
     figure = plots.show_guesses(np.zeros((5, 8, 8)), list("abcde"), columns=3)
     assert [ax.get_visible() for ax in figure.axes] == [True] * 5 + [False]
     assert [ax.get_title() for ax in figure.axes[:5]] == list("abcde")
+
+
+def test_a_replay_ends_with_the_whole_run() -> None:
+    history = History(
+        [{"step": k, "loss": 2.0 / k, "grad_norm": 1.0 + k} for k in range(1, 41)],
+        [{"step": k, "loss": 1.0, "top1": 0.5} for k in (20, 40)],
+    )
+    half = plots.cut_at(plots.show_run(history, 1.0), 20)
+    assert [len(line.get_xdata()) for line in half.axes[0].lines] == [20, 20, 1]
+    assert list(half.axes[2].lines[-1].get_ydata()) == [1.0, 1.0]  # the limit stays
+    whole = plots.show_run(history, 1.0)
+    assert half.axes[0].get_xlim() == whole.axes[0].get_xlim()
+    assert half.axes[1].get_ylim() == whole.axes[1].get_ylim()
+    html = plots.replay(history, 1.0, frames=4).data
+    assert '"label": "step 40"' in html
+    assert html.count("data:image/png") == 5  # four frames, the first twice

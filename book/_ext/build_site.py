@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import live
 import vendor
 
 ROOT = Path(__file__).parents[2]
@@ -71,6 +72,7 @@ def build(force: bool = False) -> Path:
             return SITE
         STAMP.unlink(missing_ok=True)
         vendor.fetch()
+        live.build()
         shutil.rmtree(SITE, ignore_errors=True)  # pages that are gone must go
         options = ["--all", "-q", "-W", "-n", "--keep-going", "--path-output", str(ROOT)]
         run = subprocess.run(

@@ -19,6 +19,7 @@ from pathlib import Path
 
 VENDOR = Path(__file__).parents[1] / "_assets" / "vendor"
 STAMP = "fetched.sha256"
+LICENSES = Path(__file__).parent / "licenses"
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,21 @@ PACKAGES = (
         purpose="draws the formulas",
         # the "full" file holds every TeX extension: the small one asks the network for the rest
         files=(("es5/tex-svg-full.js", "mathjax/tex-svg-full.js"), ("LICENSE", "mathjax/LICENSE.txt")),
+    ),
+    Package(
+        name="onnxruntime-web",
+        version="1.30.0",
+        integrity=(
+            "sha512-q0y+JrrtukXSzsBWEMccVfqX25LRmosXHF+CaRJmg8pZClzcV7svNc4rKY3jL02Vb7QmRMDs1SigqR4CXAfKYQ=="
+        ),
+        license="MIT",
+        purpose="runs the live model, once the reader asks for it",
+        files=(
+            ("dist/ort.wasm.min.js", "ort/ort.wasm.min.js"),
+            ("dist/ort-wasm-simd-threaded.mjs", "ort/ort-wasm-simd-threaded.mjs"),
+            ("dist/ort-wasm-simd-threaded.wasm", "ort/ort-wasm-simd-threaded.wasm"),
+            ("LICENSE", "ort/LICENSE.txt"),  # from `licenses`: the package has none
+        ),
     ),
 )
 
@@ -102,14 +118,19 @@ def download(package: Package, folder: Path) -> Path:
 def unpack(package: Package, archive: Path, folder: Path) -> None:
     with tarfile.open(archive) as tar:
         for source, dest in package.files:
-            member = tar.extractfile(f"package/{source}")
-            if member is None:
-                raise SystemExit(
-                    f"{package.spec} has no file {source!r}: correct `files` in {Path(__file__).name}"
-                )
             target = folder / dest
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(member.read())
+            target.write_bytes(content(package, tar, source))
+
+
+def content(package: Package, tar: tarfile.TarFile, source: str) -> bytes:
+    """A file of the package; its licence from our `licenses` folder where the package brings none."""
+    kept = LICENSES / f"{package.name}.txt"
+    if f"package/{source}" in tar.getnames():
+        return tar.extractfile(f"package/{source}").read()  # type: ignore[union-attr]
+    if source == "LICENSE" and kept.is_file():
+        return kept.read_bytes()
+    raise SystemExit(f"{package.spec} has no file {source!r}: correct `files` in {Path(__file__).name}")
 
 
 def fetch(folder: Path = VENDOR, packages: tuple[Package, ...] = PACKAGES) -> None:

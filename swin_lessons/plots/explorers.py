@@ -10,7 +10,8 @@ from IPython.display import HTML
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from .attention import AttentionMap
+from swin_lessons.models.attention_maps import AttentionMap
+
 from .explorer import explorer
 from .sliders import picture, png_of, png_uri
 from .style import BLUES, ORANGE, bare

@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 PAGE = """<figure id="{id}" class="frame-slider" style="margin: 1em 0">
 <img src="{src}" alt="{alt}" style="max-width: 100%; background: #fff">
 <div hidden style="flex-wrap: wrap; gap: 0.25em 1em; align-items: center">
+<button type="button" class="btn btn-sm btn-outline-primary">Play</button>
 <label for="{id}-frame">{name}</label>
 <input id="{id}-frame" type="range" min="0" max="{last}" value="0" style="flex: 1 1 12em; max-width: 24em">
 <output for="{id}-frame">{label}</output>
@@ -29,7 +30,7 @@ PAGE = """<figure id="{id}" class="frame-slider" style="margin: 1em 0">
 SCRIPT = """(() => {
   const figure = document.getElementById("ID");
   const find = (selector) => figure.querySelector(selector);
-  const [image, bar, range, output] = ["img", "div", "input", "output"].map(find);
+  const [image, bar, play, range, output] = ["img", "div", "button", "input", "output"].map(find);
   const frames = JSON.parse(find("script").textContent);
   const show = () => {
     const frame = frames[Number(range.value)];
@@ -38,7 +39,24 @@ SCRIPT = """(() => {
     output.textContent = frame.label;
     range.setAttribute("aria-valuetext", frame.label);
   };
-  range.addEventListener("input", show);
+  let timer = null;
+  const stop = () => {
+    clearInterval(timer);
+    timer = null;
+    play.textContent = "Play";
+  };
+  const step = () => {
+    range.value = (Number(range.value) + 1) % frames.length;
+    show();
+    if (Number(range.value) === frames.length - 1) stop();
+  };
+  play.addEventListener("click", () => {
+    if (timer) return stop();
+    play.textContent = "Pause";
+    step();
+    timer = setInterval(step, 700);
+  });
+  range.addEventListener("input", () => { stop(); show(); });
   range.addEventListener("keydown", (event) => event.stopPropagation()); // JupyterLab would take the arrows
   bar.hidden = false;
   bar.style.display = "flex";

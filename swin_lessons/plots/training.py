@@ -8,10 +8,12 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
+from IPython.display import HTML
 from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 
+from .sliders import frame_slider, picture
 from .style import BLACK, BLUE, BLUES, CYCLE, GREY, HATCHES, ORANGE, bare
 
 GREYS = plt.get_cmap("gray_r", 32)  # few levels make small files
@@ -107,6 +109,28 @@ def show_run(history: Any, clip_norm: float, width: int = 50) -> Figure:
     right.plot(steps, smooth(norm, width), color=BLUE)
     right.axhline(clip_norm, color=BLACK, linewidth=0.8, linestyle="--")
     right.set(title="gradient norm, dashed: limit", xlabel="step", yscale="log")
+    return figure
+
+
+def replay(history: Any, clip_norm: float, *, frames: int = 8, id: str = "replay-run") -> HTML:
+    """The curves of `show_run` as they grew, as a slider that plays."""
+    last = int(history.column("step")[-1])
+    stops = [last * k // frames for k in range(1, frames + 1)]
+    drawn = [picture(cut_at(show_run(history, clip_norm), stop), dpi=70, colours=32) for stop in stops]
+    losses = history.column("loss")
+    alts = [f"The curves up to step {stop}: the loss is {losses[stop - 1]:.2f}." for stop in stops]
+    labels = [f"step {stop}" for stop in stops]
+    return frame_slider(drawn, labels, alts, id=id, name="Up to", caption="The same run as it went.")
+
+
+def cut_at(figure: Figure, step: int) -> Figure:
+    """Take away what curves show after a step; axes stay as they are."""
+    for ax in figure.axes:
+        ax.set(xlim=ax.get_xlim(), ylim=ax.get_ylim())
+        for line in ax.lines:
+            if line.get_transform() == ax.transData:  # a level, from edge to edge, stays
+                x, y = (np.asarray(values) for values in line.get_data())
+                line.set_data(x[x <= step], y[x <= step])
     return figure
 
 

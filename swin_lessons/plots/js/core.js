@@ -26,7 +26,7 @@ function toolkit(figure) {
   };
 
   // A range over `names`; `.index` is what is chosen.
-  ui.slider = (name, names, start = 0) => {
+  ui.slider = (name, names, start = 0, changed = () => ui.draw()) => {
     const input = make("input", { type: "range", min: 0, max: names.length - 1, value: start, style: "width: 9em" });
     const shown = make("output", { style: "min-width: 3em" });
     const label = labelled(name, input);
@@ -39,7 +39,7 @@ function toolkit(figure) {
       shown.textContent = names[slider.index];
       input.setAttribute("aria-valuetext", shown.textContent);
     };
-    input.addEventListener("input", () => { tell(); ui.draw(); });
+    input.addEventListener("input", () => { tell(); changed(); });
     input.addEventListener("keydown", (event) => event.stopPropagation()); // JupyterLab would take the arrows
     bar.append(make("span", { style: "display: flex; gap: 0.5em; align-items: center" }, label, input, shown));
     tell();
@@ -57,12 +57,45 @@ function toolkit(figure) {
   };
 
   // A choice among few names.
-  ui.choice = (name, names) => {
+  ui.choice = (name, names, changed = () => ui.draw()) => {
     const select = make("select", {}, ...names.map((text, i) => make("option", { value: i }, text)));
     const label = labelled(name, select);
-    select.addEventListener("change", () => ui.draw());
+    select.addEventListener("change", () => changed());
     bar.append(make("span", {}, label, " ", select));
     return { get index() { return select.selectedIndex; } };
+  };
+
+  // A button; returns its element.
+  ui.button = (name, pressed) => {
+    const button = make("button", { type: "button", class: "btn btn-sm btn-outline-primary" }, name);
+    button.addEventListener("click", pressed);
+    bar.append(button);
+    return button;
+  };
+
+  // A file of the reader's; `chosen(file)` hears of it.
+  ui.file = (name, accept, chosen) => {
+    const input = make("input", { type: "file", accept, style: "max-width: 15em" });
+    const label = labelled(name, input);
+    input.addEventListener("change", () => input.files[0] && chosen(input.files[0]));
+    bar.append(make("span", {}, label, " ", input));
+  };
+
+  // Shares of 0 to 1 as bars with their names.
+  ui.bars = (name, labels) => {
+    const rows = labels.map((label) => {
+      const bar = make("div", { style: `background: ${BLUE}; height: 0.9em; width: 0` });
+      const number = make("td", { style: "text-align: right; padding-left: 0.5em" });
+      const row = make("tr", {}, make("th", { scope: "row", style: "font-weight: normal; text-align: left; padding-right: 0.5em" }, label),
+        make("td", { style: "width: 8em" }, bar), number);
+      return { row, bar, number };
+    });
+    boards.append(make("table", { style: "border-collapse: collapse; align-self: center" },
+      make("caption", { style: "text-align: left; caption-side: top; color: inherit" }, name), ...rows.map((r) => r.row)));
+    return { show: (shares) => rows.forEach((r, i) => {
+      r.bar.style.width = `${100 * shares[i]}%`;
+      r.number.textContent = `${Math.round(100 * shares[i])} %`;
+    }) };
   };
 
   ui.board = (name, rows, columns, pick, px = 288) => board(boards, ui, name, rows, columns, pick, px);
@@ -75,7 +108,7 @@ function board(parent, ui, name, rows, columns, pick, px) {
   const style = `width: ${px}px; max-width: 100%; background: #fff; border: 1px solid #8c8c8c; box-sizing: border-box; touch-action: manipulation`;
   const canvas = make("canvas", { style });
   const context = canvas.getContext("2d");
-  const map = { rows, columns, context, at: [0, 0] };
+  const map = { rows, columns, canvas, context, at: [0, 0] };
   if (pick) {
     const role = { role: "application", tabindex: 0, "aria-roledescription": "map of tokens" };
     for (const [key, value] of Object.entries(role)) canvas.setAttribute(key, value);

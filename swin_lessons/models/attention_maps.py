@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from swin_lessons.models.attention import WindowAttention
-from swin_lessons.models.windows import Size, cyclic_shift, fit_window, shift_mask, window_partition
+from .attention import WindowAttention
+from .windows import Size, cyclic_shift, fit_window, shift_mask, window_partition
 
 
 @dataclass(frozen=True)
@@ -34,15 +34,15 @@ def attention_maps(model: nn.Module, images: Tensor) -> list[AttentionMap]:
     Raises:
         ValueError: the model has no window attention, or windows do not tile one of its maps.
     """
-    with _inputs(model) as seen:
+    with attention_inputs(model) as seen:
         model(images)
     if not seen:
         raise ValueError(f"{type(model).__name__} has no window attention to show")
-    return [_map(attn, x) for attn, x in seen]
+    return [attention_map(attn, x) for attn, x in seen]
 
 
 @contextmanager
-def _inputs(model: nn.Module) -> Iterator[list[tuple[WindowAttention, Tensor]]]:
+def attention_inputs(model: nn.Module) -> Iterator[list[tuple[WindowAttention, Tensor]]]:
     """What each attention gets: a list that fills while the model runs. Hooks also choose the readable path."""
     seen: list[tuple[WindowAttention, Tensor]] = []
     layers = [m for m in model.modules() if isinstance(m, WindowAttention)]
@@ -54,7 +54,12 @@ def _inputs(model: nn.Module) -> Iterator[list[tuple[WindowAttention, Tensor]]]:
             handle.remove()
 
 
-def _map(attn: WindowAttention, x: Tensor) -> AttentionMap:
+def attention_map(attn: WindowAttention, x: Tensor) -> AttentionMap:
+    """The weights of one attention on the map `(B, H, W, C)` that it gets.
+
+    Raises:
+        ValueError: windows do not tile the map.
+    """
     B, H, W, _ = x.shape
     window, shift = fit_window((H, W), attn.window_size, attn.shift_size)
     if H % window[0] or W % window[1]:

@@ -1,0 +1,179 @@
+"""The explorers in Chromium: what a click shows is what the package computes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("matplotlib")
+
+import numpy as np
+
+from swin_lessons.models import create_model
+from swin_lessons.models.attention_maps import attention_maps
+from swin_lessons.models.windows import cyclic_shift, relative_position_index, shift_mask, window_partition
+from swin_lessons.plots.explorers import attention_explorer, position_explorer, shift_explorer
+from swin_lessons.plots.sliders import frame_slider, png_of
+
+IMAGE = np.random.default_rng(0).random((64, 64, 3))
+
+
+@pytest.fixture
+def show(browser: Any) -> Iterator[Callable[..., Any]]:
+    """Opens HTML and returns its page; an error in a script fails the test."""
+    pages: list[Any] = []
+    errors: list[str] = []
+
+    def open_page(html: str, **options: Any) -> Any:
+        page = browser.new_page(**options)
+        pages.append(page)
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.set_content(f"<!doctype html><title>x</title><body>{html}")
+        return page
+
+    yield open_page
+    for page in pages:
+        page.close()
+    assert errors == []
+
+
+def state(page: Any) -> dict[str, Any]:
+    return json.loads(page.locator("figure").get_attribute("data-state"))
+
+
+def slide(page: Any, name: str, value: int) -> None:
+    page.get_by_label(name, exact=True).evaluate(
+        "(input, value) => { input.value = value; input.dispatchEvent(new Event('input')); }", value
+    )
+
+
+def pick(page: Any, board: int, row: int, column: int, rows: int, columns: int) -> None:
+    box = page.locator("canvas").nth(board).bounding_box()
+    page.mouse.click(
+        box["x"] + box["width"] * (column + 0.5) / columns, box["y"] + box["height"] * (row + 0.5) / rows
+    )
+
+
+def keys_of(token: tuple[int, int], window: int, shift: int, side: int = 8) -> list[int]:
+    """Raster positions that a token attends to, from the package's partition and mask."""
+    raster = torch.arange(side * side).reshape(1, side, side, 1)
+    order = window_partition(cyclic_shift(raster, (shift, shift)), (window, window)).squeeze(-1)
+    mask = shift_mask(side, side, (window, window), (shift, shift))
+    which, place = (order == token[0] * side + token[1]).nonzero()[0]
+    return sorted(order[which][mask[which, place]].tolist())
+
+
+@pytest.mark.parametrize(("window", "shift"), [(4, 0), (4, 1), (4, 2), (4, 3), (2, 0), (2, 1)])
+def test_the_shift_explorer_shows_the_packages_mask(show, window, shift):
+    page = show(shift_explorer(IMAGE).data)
+    slide(page, "Window", (2, 4).index(window))
+    slide(page, "Shift", shift)
+    for token in [(0, 0), (1, 5), (7, 7), (3, 2), (6, 0)]:
+        pick(page, 0, *token, 8, 8)
+        found = state(page)
+        assert (found["window"], found["shift"], found["token"]) == (window, shift, list(token))
+        assert found["seen"] == keys_of(token, window, shift)
+        assert (
+            f"attends to {len(found['seen'])} of the {window**2}"
+            in page.locator("output[aria-live]").inner_text()
+        )
+
+
+def test_the_rolled_map_picks_the_same_token(show):
+    page = show(shift_explorer(IMAGE).data)
+    pick(page, 1, 0, 0, 8, 8)  # first in the rolled map with shift 2
+    assert state(page)["token"] == [2, 2]
+
+
+def test_without_the_mask_a_token_sees_its_whole_window(show):
+    page = show(shift_explorer(IMAGE).data)
+    assert len(state(page)["seen"]) == 8
+    page.get_by_label("mask", exact=True).uncheck()
+    assert len(state(page)["seen"]) == 16
+
+
+def test_arrow_keys_move_the_token_and_not_the_page(show):
+    page = show(shift_explorer(IMAGE).data)
+    page.locator("canvas").first.focus()
+    for key in ("ArrowDown", "ArrowDown", "ArrowLeft"):
+        page.keyboard.press(key)
+    assert state(page)["token"] == [3, 4]
+    for _ in range(9):
+        page.keyboard.press("ArrowUp")
+    assert state(page)["token"] == [0, 4]
+    assert page.evaluate("() => scrollY") == 0
+
+
+@pytest.mark.parametrize("side", [2, 4, 7])
+def test_the_position_explorer_shows_the_packages_index(show, side):
+    page = show(position_explorer().data)
+    slide(page, "Window", (2, 3, 4, 5, 6, 7).index(side))
+    pick(page, 0, side - 1, 0, side, side)
+    found = state(page)
+    assert found["query"] == [side - 1, 0]
+    assert found["index"] == relative_position_index((side, side))[(side - 1) * side].tolist()
+    page.get_by_label("The click moves the", exact=True).select_option("key")
+    pick(page, 0, 0, side - 1, side, side)
+    assert state(page)["key"] == [0, side - 1]
+    assert (
+        f"= {found['index'][side - 1]} of {(2 * side - 1) ** 2}"
+        in page.locator("output[aria-live]").inner_text()
+    )
+
+
+def test_the_attention_explorer_shows_the_networks_weights(show):
+    torch.manual_seed(0)
+    model = create_model("swin_micro_fmnist").eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.normal_(std=0.5)
+    maps = attention_maps(model, torch.randn(2, 1, 32, 32))
+    page = show(attention_explorer([IMAGE, IMAGE], ["first", "second"], maps).data)
+    page.get_by_label("Image", exact=True).select_option("second")
+    slide(page, "Block", 1)
+    slide(page, "Head", 2)
+    pick(page, 0, 5, 2, 8, 8)
+    found = state(page)
+    assert (found["block"], found["head"], found["token"]) == (1, 2, [5, 2])
+    expected = maps[1].weights[1, 1, 5 * 8 + 2]
+    assert np.abs(np.array(found["share"]) - expected.numpy()).max() <= 1 / 255
+    slide(page, "Block", 2)  # a map of 4 x 4, and the same place in the image
+    assert state(page)["token"] == [2, 1]
+    slide(page, "Head", 0)
+    expected = maps[2].weights[1, :, 2 * 4 + 1].mean(0)
+    assert np.abs(np.array(state(page)["share"]) - expected.numpy()).max() <= 1 / 255
+
+
+def test_print_and_pages_without_scripts_show_the_picture(show):
+    html = shift_explorer(IMAGE).data
+    page = show(html)
+    assert not page.locator("figure > img").is_visible()
+    page.emulate_media(media="print")
+    assert page.locator("figure > img").is_visible()
+    assert not page.locator("canvas").first.is_visible()
+    still = show(html, java_script_enabled=False)
+    assert still.locator("figure > img").is_visible()
+    assert not still.locator(".explorer").is_visible()
+
+
+def test_a_slider_plays_and_stops_at_the_end(show):
+    frames = [png_of(np.full((4, 4, 3), level)) for level in (0.0, 0.5, 1.0)]
+    page = show(
+        frame_slider(frames, ["one", "two", "three"], ["a", "b", "c"], id="x", name="Frame", caption="c").data
+    )
+    page.get_by_role("button", name="Play").click()
+    page.get_by_text("three").wait_for(timeout=10_000)
+    page.get_by_role("button", name="Play").wait_for(timeout=10_000)
+    assert page.locator("img").get_attribute("alt") == "c"
+
+
+def test_two_explorers_of_one_kind_do_not_disturb_each_other(show):
+    page = show(position_explorer(id="a").data + position_explorer(id="b", start=2).data)
+    read = "id => JSON.parse(document.getElementById(id).dataset.state).window"
+    assert [page.evaluate(read, id) for id in "ab"] == [3, 4]
+    ids = page.evaluate("() => [...document.querySelectorAll('[id]')].map(e => e.id)")
+    assert len(ids) == len(set(ids))
