@@ -153,6 +153,7 @@ def test_a_missed_bar_is_explained_by_two_profiles(models, monkeypatch):
     assert all(line["matrix_product"] > 0 and line["norm"] > 0 for line in (timm, ours))
     assert (ours["optimizer"], ours["mode"], ours["batch"]) == (0.0, "infer", 2)
     assert ours["calls"] > 50
+    assert ours["rest"] == pytest.approx(ours["norm"] + ours["elementwise"] + ours["other"])
     bars["ours"] = 0.0  # met: nothing to explain
     assert cpu.profile_table(cpu.measure(case, models, BenchOptions(), Quiet())) == []
 

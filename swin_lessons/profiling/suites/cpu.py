@@ -247,6 +247,7 @@ def profile_table(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         profile = r["profile"]
         line = {"short": short_name(r["model"])} | {key: r[key] for key in ("mode", "batch", "contestant")}
         line |= {column_key(kind): 1e3 * profile["seconds"].get(kind, 0.0) for kind in (*KINDS, "other")}
+        line["rest"] = sum(line[kind] for kind in ("norm", "elementwise", "optimizer", "other"))
         lines.append(line | {"calls": profile["calls"], "median": 1e3 * r["median"]})
     return lines
 
