@@ -41,7 +41,7 @@ WIDER = """() => [...document.querySelectorAll("body *")]
                  && !e.closest("[style*=overflow], pre, table, .math, .bd-sidebar, dialog"))
     .map(e => e.tagName + "." + e.className).slice(0, 5)"""
 # move each figure's slider from one end to the other: its picture must change
-SLIDERS = """() => [...document.querySelectorAll("figure")].flatMap(figure => {
+SLIDERS = """() => [...document.querySelectorAll("figure.frame-slider")].flatMap(figure => {
     const range = figure.querySelector("input[type=range]"), image = figure.querySelector("img");
     if (!range || !image) return [];
     const seen = [range.min, range.max].map(value => {
