@@ -90,6 +90,15 @@ def fail_as(error: BaseException, monkeypatch, *, interrupted: bool):
     monkeypatch.setattr("swin_lessons.cli.doctor.run", run)
 
 
+@pytest.fixture
+def heard():
+    """Ctrl-C as in a terminal; whoever starts the tests in the background has it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heard")
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), RecursionError(), ImportError("half imported")])
 def test_an_interrupt_is_one_whatever_a_library_makes_of_it(error, monkeypatch, capsys):
     fail_as(error, monkeypatch, interrupted=True)
