@@ -19,6 +19,8 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
+import vendor
+
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "book" / "_assets" / "live"
 SAMPLES = ROOT / "book" / "results" / "live_samples.json"
@@ -29,7 +31,6 @@ MADE_OF = (
     "constraints.txt",
     f"book/results/zoo/{NAME}.safetensors",
 )
-MEAN, STD = 0.286, 0.353  # of Fashion-MNIST's training pixels, as the model was trained with
 CAPTION = (
     "Everything here happens in your browser; nothing is sent anywhere. Pick a garment, draw one, or take an image of "
     "your own. Then click a token, cover a window, or move the image by a pixel."
@@ -111,9 +112,15 @@ def figure() -> str:
         "std": kept["std"],
         "model": f"../live/{NAME}.onnx",
         "runtime": "../vendor/ort/",
-        "megabytes": 16,
+        "megabytes": megabytes(),
     }
     return explorer("live", data, id="live-swin", picture=drawn, alt=ALT, caption=CAPTION).data
+
+
+def megabytes() -> int:
+    """What the reader's browser loads, once asked: the model and the program that runs it."""
+    files = (FOLDER / f"{NAME}.onnx", *vendor.VENDOR.glob("ort/*"))
+    return round(sum(path.stat().st_size for path in files) / 1e6)
 
 
 class Live(SphinxDirective):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -86,9 +87,6 @@ def _program(module: nn.Module, x: Tensor) -> Any:
 
 def check_packages() -> None:
     """Raise ModuleNotFoundError, with the extra's name, where the exporter's packages are missing."""
-    try:
-        import onnx
-        import onnxscript  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f'{error.name} is missing: pip install "swin-lessons[deploy]"') from error
-    assert onnx
+    missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
+    if missing:
+        raise ModuleNotFoundError(f'{missing[0]} is missing: pip install "swin-lessons[deploy]"')
