@@ -28,6 +28,14 @@ def test_a_student_copy_and_its_solutions_are_the_lesson(path: Path) -> None:
     exercises = whole.count("```{exercise}")
     assert text.count("```{exercise}") == exercises >= 3
     assert "{solution" not in text
+    inside, kept = False, {cell.id: cell.source for cell in copy.cells}
+    for cell in lesson.cells:  # code outside solutions stays, code inside does not
+        if cell.cell_type == "code":
+            assert (kept.get(cell.id) == cell.source) == (not inside)
+            assert (taken[cell.id] is None) == (not inside)
+        else:
+            starts, ends = (cell.source.count(f"{{solution-{word}}}") for word in ("start", "end"))
+            inside = bool(inside + starts - ends)
     assert text.count(student.STUB) >= exercises - 1  # a solution may be all words
     assert not any(cell.get("outputs") or cell.get("execution_count") for cell in copy.cells)
     assert "swin_lessons" not in copy.metadata
@@ -50,7 +58,16 @@ def test_only_what_lies_in_a_solution_is_taken_out() -> None:
     )
     copy, taken = student.student_copy(lesson)
     assert [cell.source for cell in copy.cells] == ["Before.", "a = 1", student.STUB, "After.", "d = 4"]
-    assert list(taken.values()) == [cell.source for cell in lesson.cells]
+    assert list(taken.values()) == [
+        None,
+        None,
+        f"{START}\n\nWords.",
+        "b = 2",
+        "c = 3",
+        lesson.cells[5].source,
+        None,
+    ]
+    assert list(student.restore(copy, taken).values()) == [cell.source for cell in lesson.cells]
 
 
 def test_a_solution_in_one_cell_leaves_the_text_around_it() -> None:
@@ -67,10 +84,16 @@ def test_solutions_must_be_well_formed(source: str, message: str) -> None:
         student.student_copy(lesson_of(source))
 
 
-def test_a_foreign_cell_is_found() -> None:
-    copy, taken = student.student_copy(lesson_of("Before.", ">a = 1"))
+def test_foreign_lost_and_changed_cells_are_found() -> None:
+    lesson = lesson_of("Before.", ">a = 1", ">b = 2")
+    copy, taken = student.student_copy(lesson)
     copy.cells[1].source = "a = 2"
-    with pytest.raises(ValueError, match="not from this lesson: 'a = 2'"):
+    assert student.restore(copy, taken) != {cell.id: cell.source for cell in lesson.cells}
+    lost = copy.cells.pop()
+    with pytest.raises(ValueError, match=f"cells {lost.id} of the lesson are lost"):
+        student.restore(copy, taken)
+    copy.cells.append(nbformat.v4.new_code_cell("c = 3"))
+    with pytest.raises(ValueError, match="are not from this lesson"):
         student.restore(copy, taken)
 
 

@@ -20,11 +20,13 @@ STUB = "# Your code here."
 START = re.compile(r"```\{solution-start\}.*?\n```[ \t]*\n?", re.DOTALL)
 END = re.compile(r"```\{solution-end\}\n```[ \t]*\n?")
 
-Taken = dict[str, str]  # every cell of the lesson in order: its id and its source
+Taken = dict[
+    str, str | None
+]  # the lesson's cells in order: id, and the source where the copy has another or none
 
 
 def student_copy(lesson: Notebook) -> tuple[Notebook, Taken]:
-    """The copy, and the sources of all cells of the lesson in order.
+    """The copy, and what was taken out of it.
 
     Raises:
         ValueError: a solution that does not end, or ends before it starts.
@@ -43,7 +45,8 @@ def student_copy(lesson: Notebook) -> tuple[Notebook, Taken]:
     if inside:
         raise ValueError("a solution starts and does not end: add {solution-end}")
     student.metadata.pop("swin_lessons", None)  # the stamp belongs to the lesson's outputs
-    return student, {cell.id: cell.source for cell in lesson.cells}
+    kept = {cell.id: cell.source for cell in student.cells}
+    return student, {c.id: None if kept.get(c.id) == c.source else c.source for c in lesson.cells}
 
 
 def outside(text: str, inside: bool) -> tuple[str, bool]:
@@ -67,17 +70,17 @@ def is_second_stub(cell: Notebook, before: list[Notebook]) -> bool:
 
 
 def restore(student: Notebook, taken: Taken) -> dict[str, str]:
-    """The lesson's cells, id and source, from a copy and what was taken out.
+    """The lesson's cells, id and source in order: those of the copy, and where these were changed, what was taken out.
 
     Raises:
-        ValueError: the copy has a cell that is neither the lesson's own nor a part of it.
+        ValueError: a cell of the copy is not the lesson's, or one of the lesson is lost.
     """
-    for cell in student.cells:
-        if cell.source != STUB and not set(cell.source.splitlines()) <= set(
-            taken.get(cell.id, "").splitlines()
-        ):
-            raise ValueError(f"cell {cell.id} is not from this lesson: {cell.source[:60]!r}")
-    return dict(taken)
+    kept = {cell.id: cell.source for cell in student.cells}
+    if foreign := sorted(kept.keys() - taken.keys()):
+        raise ValueError(f"cells {', '.join(foreign)} are not from this lesson")
+    if lost := [id for id, source in taken.items() if source is None and id not in kept]:
+        raise ValueError(f"cells {', '.join(lost)} of the lesson are lost")
+    return {id: kept[id] if source is None else source for id, source in taken.items()}
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -51,9 +51,14 @@ def choose(page: Any, name: str, value: int) -> list[float]:
     control = page.get_by_label(name, exact=True)
     event = "change" if control.evaluate("e => e.tagName") == "SELECT" else "input"
     control.evaluate(SET, [event, value])
+    wait_for_other(page, before)
+    return state(page)["logits"]
+
+
+def wait_for_other(page: Any, before: list[float]) -> None:
+    """Until the page shows other logits than `before`."""
     read = "before => JSON.stringify(JSON.parse(document.getElementById('live-swin').dataset.state).logits) !== before"
     page.wait_for_function(read, arg=json.dumps(before, separators=(",", ":")), timeout=30_000)
-    return state(page)["logits"]
 
 
 KEPT = json.loads(live.SAMPLES.read_text(encoding="utf-8"))
@@ -93,13 +98,10 @@ def test_moving_and_covering_change_what_the_network_sees(page: Any) -> None:
     before = state(page)["logits"]
     box = page.locator("#live-swin canvas").first.bounding_box()
     page.mouse.click(box["x"] + 0.75 * box["width"], box["y"] + 0.25 * box["height"])
-    page.wait_for_function(
-        "() => JSON.parse(document.getElementById('live-swin').dataset.state).hidden === 1", timeout=30_000
-    )
-    page.wait_for_timeout(500)
+    wait_for_other(page, before)
+    assert state(page)["hidden"] == 1
     covered = sample(0)
     covered[..., :16, 16:] = 0
-    assert state(page)["logits"] != before
     assert state(page)["logits"] == pytest.approx(logits(covered), abs=1e-3)
 
 
