@@ -20,6 +20,7 @@ from swin_lessons.data import DataSpec, load_dataset
 from swin_lessons.data.folders import find_split
 from swin_lessons.data.pixels import to_pair
 from swin_lessons.models import create_model
+from swin_lessons.results import save_result
 from swin_lessons.training import (
     CheckpointError,
     EvalResult,
@@ -31,7 +32,8 @@ from swin_lessons.training import (
 )
 from swin_lessons.training.batches import in_memory
 from swin_lessons.training.checkpoint import check_same_model
-from swin_lessons.training.files import refuse_file, write_text
+from swin_lessons.training.files import refuse_file
+from swin_lessons.training.history import EVAL_COLUMNS, CsvLog
 from swin_lessons.training.recipes import recipe
 
 UNDIVIDED = {"fashion-mnist", "cifar10", "cifar100", "digits"}  # sets without a validation split
@@ -93,8 +95,16 @@ class Job:
         result = self.measure(split, self.config.precision)
         seconds = time.perf_counter() - started
         if not self.pretrained_only:
-            write_text(self.folder / "results.json", json.dumps(results(result, split), indent=2) + "\n")
+            save_result(self.folder / "results.json", self.run() | results(result, split))
         return [*report(result, split, self.splits[split].classes), ("evaluated in", f"{seconds:.1f} s")]
+
+    def run(self) -> dict[str, Any]:
+        """What was trained, for how long, and each evaluation on the way, as JSON."""
+        evals = CsvLog(self.folder / "evals.csv", EVAL_COLUMNS).rows()
+        about = {name: self.about[name] for name in ("model", "data", "pretrained")}
+        kept = {name: getattr(self.config, name) for name in ("precision", "epochs", "seed")}
+        seconds = evals[-1]["seconds"] if evals else None
+        return {**about, **kept, "train_seconds": seconds, "evals": list(map(jsonable, evals))}
 
 
 def prepare(args: argparse.Namespace, overrides: dict[str, Any]) -> Job:
@@ -249,7 +259,12 @@ def load_kept(model: nn.Module, path: Path) -> None:
 def results(result: EvalResult, split: str) -> dict[str, Any]:
     """An `EvalResult` as JSON."""
     scores = {name: getattr(result, name) for name in ("loss", "top1", "top5", "count")}
-    return {"split": split, **scores, "confusion": result.confusion.tolist()}
+    return {"split": split, **jsonable(scores), "confusion": result.confusion.tolist()}
+
+
+def jsonable(row: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no NaN and no infinity: None stands for them."""
+    return {key: value if math.isfinite(value) else None for key, value in row.items()}
 
 
 def report(result: EvalResult, split: str, classes: list[str]) -> list[tuple[str, str]]:

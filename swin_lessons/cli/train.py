@@ -20,9 +20,10 @@ one folder of images for each class, or train/ and val/ with such folders inside
 no val/, part of the images is held out.
 
 The run's folder holds config.json, metrics.csv (a row a step), evals.csv, checkpoints/,
-best.safetensors (best on the validation images), last.safetensors and results.json. A run that was
-stopped, even killed, goes on with --resume and ends with the very same weights (on the same machine
-with the same number of threads).
+best.safetensors (best on the validation images), last.safetensors and results.json (the scores of
+best.safetensors, with the machine and the versions they come from). A run that was stopped, even
+killed, goes on with --resume and ends with the very same weights (on the same machine with the same
+number of threads).
 """
 EXAMPLES = """\
   swin-lessons train --model swin_micro_fmnist --data fashion-mnist

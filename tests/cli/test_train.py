@@ -12,6 +12,7 @@ from swin_lessons.cli import main
 from swin_lessons.data import folders
 from swin_lessons.models import create_model
 from swin_lessons.models.zoo import zoo_folder
+from swin_lessons.results import load_result
 from swin_lessons.training import History, read_tensors
 
 
@@ -33,7 +34,10 @@ def test_own_folder_gives_a_model_of_its_classes(photos, tmp_path, capsys):
     assert about["model_kwargs"] == {"img_size": 32, "in_chans": 3, "num_classes": 2}
     model = create_model(about["model"], **about["model_kwargs"])
     model.load_state_dict(tensors)
-    assert json.loads((out / "results.json").read_text())["count"] == 2
+    results = load_result(out / "results.json")
+    assert (results["count"], results["data"]) == (2, f"imagefolder:{photos}")
+    assert [row["step"] for row in results["evals"]] == [1, 2, 3]
+    assert results["train_seconds"] == results["evals"][-1]["seconds"] > 0
     assert {path.name for path in out.iterdir()} == {
         "config.json", "metrics.csv", "evals.csv", "checkpoints",
         "best.safetensors", "last.safetensors", "results.json",
