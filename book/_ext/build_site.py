@@ -29,6 +29,7 @@ SOURCES = (
     "constraints.txt",
     "book",
     "notebooks",
+    "swin_lessons",  # the reference pages and the live figure are made from it
 )
 
 

@@ -25,6 +25,12 @@ function nameAll() {
     sidebar.setAttribute("role", "region");
     sidebar.setAttribute("aria-label", "Pages of the book");
   }
+  // arrows in the side bar open a part of the book: say which
+  for (const arrow of document.querySelectorAll("#pst-primary-sidebar summary:not([aria-label])")) {
+    arrow.setAttribute("aria-label", `Pages of ${arrow.closest("li").querySelector("a").textContent.trim()}`);
+  }
+  // Sphinx breaks a long signature into a list without terms, which is none
+  document.querySelectorAll("dt.sig dl, dt.sig dd").forEach((part) => part.setAttribute("role", "none"));
   // what scrolls sideways must be reachable by keyboard
   for (const box of document.querySelectorAll(".pst-scrollable-table-container, div.math, div.highlight pre")) {
     if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;
