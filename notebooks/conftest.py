@@ -1,6 +1,7 @@
-"""Lessons whose data is not on this machine are skipped, visibly; in CI they run and fail.
+"""Lessons whose data is not here are skipped, visibly; in CI they run and fail.
 
-A notebook names its data in its metadata: `{"swin_lessons": {"requires": ["fashion-mnist"]}}`.
+A notebook names its data in its metadata:
+`{"swin_lessons": {"requires": ["fashion-mnist"]}}`.
 """
 
 from __future__ import annotations
