@@ -15,6 +15,7 @@ from test_plots import Page  # noqa: E402
 from swin_lessons.models import SwinConfig, SwinTransformer, create_model  # noqa: E402
 from swin_lessons.models.attention import WindowAttention  # noqa: E402
 from swin_lessons.models.attention_maps import attention_maps  # noqa: E402
+from swin_lessons.plots.bias import bias_explorer, by_offset  # noqa: E402
 from swin_lessons.plots.explorer import explorer, script  # noqa: E402
 from swin_lessons.plots.explorers import attention_explorer, position_explorer, shift_explorer  # noqa: E402
 from swin_lessons.plots.sliders import picture, png_of  # noqa: E402
@@ -135,3 +136,25 @@ def test_a_picture_of_pixels_keeps_its_colours():
     stored = np.asarray(Image.open(io.BytesIO(png_of(stripes))).convert("RGB"))
     assert np.array_equal(stored, (255 * stripes).astype(np.uint8))
     assert picture(plt.figure(figsize=(1, 1))).startswith(b"\x89PNG")
+
+
+def test_a_bias_by_offset_gives_the_bias_back() -> None:
+    attn = small(version=2).all_stages()[0].all_blocks()[0].attn
+    bias = attn.relative_position_bias((4, 4)).detach()
+    table = by_offset(bias, 4)
+    assert table.shape == (2, 7, 7)
+    for query, key in [((0, 0), (3, 3)), ((2, 1), (2, 1)), ((3, 0), (1, 2))]:
+        (y, x), (i, j) = query, key
+        assert torch.equal(table[:, y - i + 3, x - j + 3], bias[:, 4 * y + x, 4 * i + j])
+
+
+def test_a_table_of_another_window_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"\(2, 7, 7\) is not one of a window of 3"):
+        bias_explorer({"log": [torch.zeros(2, 7, 7)]}, [3])
+
+
+def test_a_bias_that_is_the_same_everywhere_can_be_drawn() -> None:
+    page = bias_explorer({"log": [torch.full((1, 3, 3), 8.0)]}, [2]).data
+    data = json.loads(page.split('<script type="application/json">')[1].split("</script>")[0])
+    assert data["kinds"][0]["tables"] == [[[0.0] * 9]]
+    assert data["ranges"] == [[0.0, 0.01]]

@@ -20,7 +20,7 @@ from PIL import Image  # noqa: E402
 
 import swin_lessons.plots  # noqa: E402
 from swin_lessons.models.windows import shift_mask  # noqa: E402
-from swin_lessons.plots import ledger, reach, windows  # noqa: E402
+from swin_lessons.plots import growth, ledger, reach, windows  # noqa: E402
 from swin_lessons.plots.glue import glue  # noqa: E402
 from swin_lessons.plots.sliders import frame_slider, picture  # noqa: E402
 from swin_lessons.plots.style import use_style  # noqa: E402
@@ -227,3 +227,38 @@ def test_a_slider_needs_words_for_each_frame() -> None:
         frame_slider(frames(2), ["one"], ["a", "b"], id="x", name="x", caption="x")
     with pytest.raises(ValueError, match="0 frames"):
         frame_slider([], [], [], id="x", name="x", caption="x")
+
+
+# --- what grows
+
+
+def test_curves_by_depth_have_a_panel_a_network_and_their_bounds() -> None:
+    panels = {"pre": {"a": [1, 2, 4], "b": [1, 3]}, "post": {"a": [1, 1, 1]}}
+    figure = growth.show_by_depth(panels, "RMS", bound={"a": [2, 2, 2]})
+    left, right = figure.axes
+    assert [line.get_ydata().tolist() for line in left.lines] == [[1, 2, 4], [1, 3]]
+    assert [line.get_ydata().tolist() for line in right.lines] == [[1, 1, 1], [2, 2, 2]]
+    assert left.get_xlabel() == "block, pre"
+    assert left.get_yscale() == "log"
+
+
+def test_what_is_possible_is_a_line_in_its_panel_alone() -> None:
+    panels = {"score": {"dot": [1, 4]}, "entropy": {"dot": [2, 0]}}
+    figure = growth.show_against_scale([1, 2], panels, most={"entropy": 2.5}, log="score")
+    score, entropy = figure.axes
+    assert (len(score.lines), len(entropy.lines)) == (1, 2)
+    assert (score.get_yscale(), entropy.get_yscale()) == ("log", "linear")
+
+
+def test_accuracies_are_drawn_in_percent_over_the_windows_they_are_of() -> None:
+    figure = growth.show_transfer([4, 8, 12], {"table": [0.9, 0.5, 0.4]}, {"table": [0.9, 0.8]})
+    before, after = figure.axes
+    assert before.lines[0].get_xydata().tolist() == [[4, 90], [8, 50], [12, 40]]
+    assert after.lines[0].get_xydata().tolist() == [[4, 90], [8, 80]]
+
+
+def test_the_right_bias_is_the_black_line() -> None:
+    figure = growth.show_rows({"near": {"right": [0, 1, 0], "table": [1, 1, 1]}}, trained=1)
+    right, table = figure.axes[0].lines
+    assert right.get_xydata().tolist() == [[-1, 0], [0, 1], [1, 0]]
+    assert right.get_color() == "#222222" != table.get_color()

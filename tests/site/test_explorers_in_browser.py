@@ -16,6 +16,7 @@ import numpy as np
 from swin_lessons.models import create_model
 from swin_lessons.models.attention_maps import attention_maps
 from swin_lessons.models.windows import cyclic_shift, relative_position_index, shift_mask, window_partition
+from swin_lessons.plots.bias import bias_explorer
 from swin_lessons.plots.explorers import attention_explorer, position_explorer, shift_explorer
 from swin_lessons.plots.sliders import frame_slider, png_of
 
@@ -146,6 +147,34 @@ def test_the_attention_explorer_shows_the_networks_weights(show):
     slide(page, "Head", 0)
     expected = maps[2].weights[1, :, 2 * 4 + 1].mean(0)
     assert np.abs(np.array(state(page)["share"]) - expected.numpy()).max() <= 1 / 255
+
+
+def test_the_bias_explorer_shows_the_tables(show):
+    """Two kinds, two heads, windows of 2 and 4: every number is another one."""
+    rng = torch.Generator().manual_seed(0)
+    windows, kinds = (2, 4), ("table", "log CPB")
+    tables = {k: [torch.rand(2, 2 * w - 1, 2 * w - 1, generator=rng) for w in windows] for k in kinds}
+    page = show(bias_explorer(tables, windows).data)
+    page.get_by_label("Bias", exact=True).select_option("log CPB")
+    page.get_by_label("Head", exact=True).select_option("2")
+    means = tables["log CPB"][0].mean(dim=(1, 2))
+    for window, (dy, dx), seen in [
+        (2, (1, -1), True),
+        (4, (1, -1), True),
+        (4, (-2, 1), False),
+        (4, (0, 3), False),
+    ]:
+        slide(page, "Window", windows.index(window))
+        wide = 2 * window - 1
+        pick(page, 0, dy + window - 1, dx + window - 1, wide, wide)
+        found = state(page)
+        expected = tables["log CPB"][windows.index(window)][1, dy + window - 1, dx + window - 1] - means[1]
+        assert (found["offset"], found["seen"]) == ([dy, dx], seen)
+        assert abs(found["value"] - expected.item()) < 0.006
+        words = page.locator("output[aria-live]").inner_text()
+        assert ("never saw" in words) is not seen
+    slide(page, "Window", 0)  # an offset that the smaller window lacks is brought inside
+    assert state(page)["offset"] == [0, 1]
 
 
 def test_print_and_pages_without_scripts_show_the_picture(show):
