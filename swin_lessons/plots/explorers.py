@@ -92,14 +92,17 @@ def position_explorer(
     )
 
 
-def show_index(side: int) -> Figure:
-    """The entries that serve the middle token of a window as a query, and where they lie in the table."""
-    query, wide = side // 2, 2 * side - 1
-    offsets = query - np.arange(side) + side - 1
-    entries = offsets[:, None] * wide + offsets[None, :]
+def show_index(side: int, query: tuple[int, int] | None = None) -> Figure:
+    """The entries that serve a query (row, column) of a window, and where they lie in the table.
+
+    Without a query: the middle token's.
+    """
+    (row, column), wide = query or (side // 2, side // 2), 2 * side - 1
+    last = np.arange(side)[::-1]  # side - 1 - key
+    entries = (row + last)[:, None] * wide + (column + last)[None, :]
     table = np.arange(wide * wide).reshape(wide, wide)
     figure, axes = plt.subplots(1, 2, figsize=(7.0, 3.4))
-    titles = (f"keys of query ({query}, {query})", f"the table: {wide * wide} offsets")
+    titles = (f"keys of query ({row}, {column})", f"the table: {wide * wide} offsets")
     for ax, numbers, title in zip(axes, (entries, table), titles, strict=True):
         bare(ax, title).imshow(np.isin(numbers, entries), cmap=BLUES, alpha=0.4)
         for (row, column), number in np.ndenumerate(numbers):
