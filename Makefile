@@ -11,7 +11,7 @@ ONE_THREAD = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONHASHSEED=0 TQDM_DISABLE=1
 NBVAL = --nbval --nbval-current-env --nbval-sanitize-with tests/nbval.cfg --nbval-cell-timeout 300 \
 	--nbval-kernel-startup-timeout 120
 
-.PHONY: help book test lab bench data notebooks lesson run student check clean
+.PHONY: help book pdf test lab bench data notebooks lesson run student check clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -19,6 +19,9 @@ help: ## list the targets
 
 book: .venv/installed ## install what is needed into .venv and build the site into _build/html
 	@$(BIN)/python book/_ext/build_site.py
+
+pdf: .venv/installed ## print the whole book to _build/swin-lessons.pdf; needs Chromium or Chrome
+	@$(BIN)/python book/_ext/print_book.py
 
 test: .venv/installed ## check style, types and spelling, build the site, run all tests and notebooks
 	$(BIN)/ruff check

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import http.server
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -15,10 +14,10 @@ from typing import Any
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "book" / "_ext"))
+from chromium import REMEDY, executable
+
 ROOT = Path(__file__).parents[2]
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-MAC_CHROME = "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome"
-REMEDY = "no Chromium or Chrome: `sudo apt install chromium`, or `.venv/bin/playwright install chromium`"
 
 
 @pytest.fixture(scope="session")
@@ -44,12 +43,6 @@ def base_url(site: Path) -> Iterator[str]:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_address[1]}"
     server.shutdown()
-
-
-def executable(playwright: Any) -> str | None:
-    found = [shutil.which(name) for name in BROWSERS]
-    candidates = [*filter(None, found), MAC_CHROME, playwright.chromium.executable_path]
-    return next((path for path in candidates if Path(path).is_file()), None)
 
 
 @pytest.fixture(scope="session")
