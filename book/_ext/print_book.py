@@ -230,9 +230,9 @@ def lead(book: Book, link: DictionaryObject, chapter: Chapter) -> bool:
         return bool(address)
     address = unquote(address)
     place = book.places.get(address) or book.places.get(urldefrag(address).url)
+    link.pop("/A", None)  # the name of a folder of this machine
     if place is None:
         return False
-    link.pop("/A", None)
     fit = [NameObject("/XYZ"), NumberObject(0), NumberObject(round(place.top)), NumberObject(0)]
     link[NameObject("/Dest")] = ArrayObject([book.writer.pages[place.sheet].indirect_reference, *fit])
     return True

@@ -1,4 +1,4 @@
-"""The printed book: three pages, with all that is drawn, folded and linked on them."""
+"""The printed book: four pages, with all that is drawn, folded and linked on them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from chromium import MAC_CHROME, REMEDY
 pypdf = pytest.importorskip("pypdf", reason='printing needs `pip install "swin-lessons[book]"`')
 print_book = pytest.importorskip("print_book")
 
-# with tabs, with explorers and folded answers, with tables and formulas
-TABS, LESSON, NOTATION = PAGES = ("book/how_to_run", "notebooks/01_windows", "book/notation")
+# with tabs; with explorers and folded answers; with tables and formulas; with links to files beside the site
+TABS, LESSON, *_ = PAGES = ("book/how_to_run", "notebooks/01_windows", "book/notation", "book/third_party")
 
 # paragraphs without a formula: folded ones, and those of tabs that are not in front
 FOLDED = """() => [...document.querySelectorAll(".bd-article :is(details, .dropdown) p, .sd-tab-content p")]
@@ -88,7 +88,7 @@ def test_the_outline_has_parts_pages_and_sections(printed: Printed) -> None:
         "Build Swin",
         "Reference",
     ]
-    assert [title for depth, title, _ in found if depth == 1][-1] == "Notation"
+    assert [title for depth, title, _ in found if depth == 1][-2] == "Notation"
     assert sum(depth == 2 for depth, _, _ in found) > 20
 
 
@@ -142,6 +142,12 @@ def test_links_stay_in_the_book_or_lead_to_other_hosts(printed: Printed) -> None
     assert inside
     assert {link["/Dest"][0].idnum for link in inside} <= sheets
     assert [address for address in outside if not address.startswith("https://")] == []
+
+
+def test_no_folder_of_this_machine_is_named(printed: Printed) -> None:
+    """Not even by what is left of a link that no sheet has any more."""
+    objects = [printed.pdf.get_object(number) for number in range(1, printed.pdf.trailer["/Size"])]
+    assert [item for item in objects if "file:" in str(item)] == []
 
 
 @pytest.mark.skipif(Path(MAC_CHROME).is_file(), reason="Chrome is always found here")
