@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import os
+import re
 from collections.abc import Callable
 from typing import Any
+
+MOST_PX = 4096  # side of an image: a million tokens of 4 x 4 px, the widest that memory can hope to hold
+NO_MEMORY = re.compile("DefaultCPUAllocator|out of memory|Storage size calculation overflowed")
+SMALLER = ("batch", "batch_size", "micro_batch", "img_size")  # options that decide how much memory is needed
+
+Run = Callable[[argparse.Namespace], int]
 
 
 def add_command(
     subparsers: Any,
     name: str,
-    run: Callable[[argparse.Namespace], int],
+    run: Run,
     summary: str,
     text: str,
     examples: str,
@@ -24,8 +32,37 @@ def add_command(
         epilog=f"examples:\n{examples}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=explain_memory(run))
     return parser
+
+
+def explain_memory(run: Run) -> Run:
+    """`run`, whose failed allocations become a ValueError that says how much was asked for and what to change."""
+
+    @functools.wraps(run)
+    def explained(args: argparse.Namespace) -> int:
+        try:
+            return run(args)
+        except (MemoryError, RuntimeError) as error:
+            if isinstance(error, MemoryError) or NO_MEMORY.search(str(error)):
+                raise ValueError(memory_message(str(error), args)) from error
+            raise
+
+    return explained
+
+
+def memory_message(text: str, args: argparse.Namespace) -> str:
+    """How much a failed allocation asked for, and which of the command's options ask for less."""
+    asked = re.search(r"allocate ([\d.]+) ?(\w+)", text)
+    amount = f" for {readable(*asked.groups())} more" if asked else ""
+    options = " or ".join(f"--{name.replace('_', '-')}" for name in SMALLER if hasattr(args, name))
+    remedy = f"use a smaller {options}" if options else "close other programs"
+    return f"not enough memory{amount}; {remedy}"
+
+
+def readable(number: str, unit: str) -> str:
+    """PyTorch counts bytes on the CPU, and has larger units on a GPU."""
+    return f"{int(number) / 2**30:,.1f} GiB" if unit == "bytes" else f"{number} {unit}"
 
 
 def thread_count(text: str) -> int:
@@ -33,6 +70,15 @@ def thread_count(text: str) -> int:
     most = 8 * (os.cpu_count() or 1)
     if not (text.isdecimal() and 1 <= int(text) <= most):
         raise argparse.ArgumentTypeError(f"{text!r}: use a whole number from 1 to {most}")
+    return int(text)
+
+
+def image_side(text: str) -> int:
+    """Argument type of --img-size: at most MOST_PX. How small it may be depends on the model, which says so."""
+    if not (text.removeprefix("-").isdecimal() and int(text) <= MOST_PX):
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: use a whole number of px up to {MOST_PX:,}; memory grows with its square"
+        )
     return int(text)
 
 

@@ -30,8 +30,8 @@ from swin_lessons.training import (
     seed_everything,
     train,
 )
-from swin_lessons.training.batches import in_memory
-from swin_lessons.training.checkpoint import check_same_model
+from swin_lessons.training.batches import in_memory, steps_per_epoch
+from swin_lessons.training.checkpoint import FOLDER, check_same_model, list_checkpoints
 from swin_lessons.training.files import refuse_file
 from swin_lessons.training.history import EVAL_COLUMNS, CsvLog
 from swin_lessons.training.recipes import recipe
@@ -64,11 +64,25 @@ class Job:
     def train(self, resume: bool) -> None:
         """Run the training loop; on Ctrl-C say how to go on."""
         sets, say = (self.splits["train"], self.splits["val"]), self.say
+        if resume and (done := self.steps_done()):
+            print(self.where(done), flush=True)
         try:
             train(self.model, *sets, self.config, self.folder, resume=resume, about=self.about, on_eval=say)
         except KeyboardInterrupt:
             print(f"\nstopped; the same command with --resume goes on with {self.folder}")
             raise
+
+    def steps_done(self) -> int:
+        """Optimiser steps of the newest checkpoint, 0 where there is none."""
+        found = list_checkpoints(self.folder / FOLDER)
+        return int(found[-1].stem.removeprefix("step-")) if found else 0
+
+    def where(self, done: int) -> str:
+        """Where a resumed run stands."""
+        total = self.config.total_steps(steps_per_epoch(self.splits["train"], self.config))
+        if done == total:
+            return f"finished: {done} of {total} steps are done, nothing is left to train"
+        return f"goes on after step {done} of {total}"
 
     def say(self, row: dict[str, float]) -> None:
         """A line for each evaluation, above the progress bar where there is one."""
@@ -192,8 +206,9 @@ def read_config(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """config.json of a run folder. Raises where there is none, or it is of another model or data set."""
     path = folder / "config.json"
     if not path.exists():
+        option = "--resume" if args.resume else "--eval-only"
         raise FileNotFoundError(
-            f"{folder} holds no run (no config.json): train without --resume first, or set --out"
+            f"{folder} holds no run (no config.json): train without {option} first, or set --out"
         )
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))

@@ -7,7 +7,7 @@ import json
 import os
 from typing import Any
 
-from swin_lessons.cli._page import add_command, thread_count
+from swin_lessons.cli._page import add_command, image_side, thread_count
 
 TEXT = """\
 Count a model's multiply-accumulates (MACs) and parameters, measure where the time of a step goes, and,
@@ -30,7 +30,7 @@ def add_parser(subparsers: Any) -> None:
     what.add_argument("--infer", action="store_true", help="a forward pass (default)")
     what.add_argument("--train", action="store_true", help="forward, backward and an AdamW step")
     add("--batch", type=int, default=1, metavar="N", help="images a step (default: 1)")
-    add("--img-size", type=int, metavar="PX", help="side of the images (default: the model's)")
+    add("--img-size", type=image_side, metavar="PX", help="side of the images (default: the model's)")
     add("--dtype", choices=("fp32", "bf16"), default="fp32", help="fp32, or bf16 by autocast")
     add("--device", default="cpu", metavar="NAME", help="cpu or cuda")
     add("--threads", type=thread_count, metavar="N", help="CPU threads (default: PyTorch's choice)")

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from swin_lessons.cli._page import add_command, table, thread_count
+from swin_lessons.cli._page import add_command, image_side, table, thread_count
 
 TEXT = """\
 Train a model and keep all of it in one folder.
@@ -23,7 +23,7 @@ The run's folder holds config.json, metrics.csv (a row a step), evals.csv, check
 best.safetensors (best on the validation images), last.safetensors and results.json (the scores of
 best.safetensors, with the machine and the versions they come from). A run that was stopped, even
 killed, goes on with --resume and ends with the very same weights (on the same machine with the same
-number of threads).
+number of threads). The page "How to run the lessons" shows how to use the model in Python.
 """
 EXAMPLES = """\
   swin-lessons train --model swin_micro_fmnist --data fashion-mnist
@@ -36,7 +36,7 @@ EXAMPLES = """\
 # option -> (type, help); each overrides the field of TrainConfig of the same name
 OVERRIDES: dict[str, tuple[Any, str]] = {
     "epochs": (float, "passes over the training images"),
-    "steps": (int, "optimiser steps, in place of --epochs"),
+    "steps": (int, "optimiser steps; takes the place of --epochs, so give one of the two"),
     "batch-size": (int, "images an optimiser step sees"),
     "micro-batch": (int, "images in one forward pass; gradients add up to the same"),
     "lr": (float, "learning rate after the warm-up"),
@@ -69,16 +69,19 @@ def add_parser(subparsers) -> None:
     add("--resume", action="store_true", help="go on with the run in that folder")
     add("--eval-only", action="store_true", help="evaluate best.safetensors (or --pretrained) and stop")
     add("--pretrained", action="store_true", help="start from pretrained weights")
-    add("--img-size", type=int, metavar="PX", help="side of the images (default: the model's)")
-    add("--window-size", type=int, metavar="N", help="window side in patches (default: the model's)")
+    add("--img-size", type=image_side, metavar="PX", help="side of the images (default: the model's)")
+    window = "window side in patches (default: the model's); a window larger than the map shrinks to it"
+    add("--window-size", type=int, metavar="N", help=window)
     add("--drop-path", type=float, metavar="P", help="stochastic depth of the last block")
     add("--device", default="auto", metavar="NAME", help="auto, cpu or cuda")
     add("--threads", type=thread_count, metavar="N", help="CPU threads (default: PyTorch's choice)")
     add("--root", metavar="FOLDER", help="where data sets lie or go")
     add("--skip-bad", action="store_true", help="leave out images that cannot be read")
     recipe = parser.add_argument_group("recipe")
+    length = recipe.add_mutually_exclusive_group()
     for name, (kind, text) in OVERRIDES.items():
-        recipe.add_argument(f"--{name}", type=kind, metavar="TEXT" if kind is str else "N", help=text)
+        group = length if name in ("epochs", "steps") else recipe
+        group.add_argument(f"--{name}", type=kind, metavar="TEXT" if kind is str else "N", help=text)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from swin_lessons import __version__
 from swin_lessons.cli import build_parser, command_modules, main
@@ -51,6 +52,59 @@ def test_expected_errors_are_one_line_with_status_2(capsys):
     error = capsys.readouterr().err
     assert error.startswith("swin-lessons train: there is no model 'swin_micro_fmnis'; did you mean")
     assert error.count("\n") == 1
+
+
+def test_more_memory_than_there_is_is_one_line(capsys):
+    assert main(["profile", "swin_micro_fmnist", "--batch", "100000000000000"]) == 2
+    message = "not enough memory for 381,469,726.6 GiB more; use a smaller --batch or --img-size"
+    assert capsys.readouterr().err == f"swin-lessons profile: {message}\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "size"),
+    [
+        (
+            MemoryError("Unable to allocate 7.28 TiB for an array with shape (1000000, 1000000)"),
+            " for 7.28 TiB more",
+        ),
+        (MemoryError(), ""),
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0"),
+            " for 20.00 GiB more",
+        ),
+        (RuntimeError("Storage size calculation overflowed with sizes=[10]"), ""),
+    ],
+)
+def test_each_library_s_want_of_memory_is_recognised(error, size, monkeypatch, capsys):
+    fail_as(error, monkeypatch, interrupted=False)
+    assert main(["doctor"]) == 2
+    message = f"swin-lessons doctor: not enough memory{size}; close other programs\n"
+    assert capsys.readouterr().err == message
+
+
+@pytest.mark.parametrize(
+    "command", ["train --model swin_micro_fmnist --data digits", "profile swin_micro_fmnist"]
+)
+@pytest.mark.parametrize("side", ["1000000", "4097", "x"])
+def test_too_large_an_image_is_refused_early(command, side, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main([*command.split(), "--img-size", side])
+    reason = "use a whole number of px up to 4,096; memory grows with its square"
+    assert f"argument --img-size: '{side}': {reason}" in capsys.readouterr().err
+
+
+def test_steps_and_epochs_exclude_each_other(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["train", "--model", "swin_micro_fmnist", "--data", "digits", "--epochs", "1", "--steps", "3"])
+    assert "--steps: not allowed with argument --epochs" in capsys.readouterr().err
+
+
+def test_help_says_what_a_large_window_becomes(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    page = " ".join(capsys.readouterr().out.split())
+    assert "a window larger than the map shrinks to it" in page
+    assert "takes the place of --epochs" in page
 
 
 def test_traceback_on_request():

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,11 +10,13 @@ import torch
 from PIL import Image
 
 from swin_lessons.cli import main
-from swin_lessons.data import folders
+from swin_lessons.data import folders, load_dataset
 from swin_lessons.models import create_model
 from swin_lessons.models.zoo import zoo_folder
 from swin_lessons.results import load_result
 from swin_lessons.training import History, read_tensors
+
+ROOT = Path(__file__).parents[2]
 
 
 def train_args(photos, out, *more):
@@ -286,6 +289,38 @@ def test_a_file_is_no_run_folder(photos, tmp_path, capsys, mode):
         capsys, train_args(photos, tmp_path / "file", *mode), "is a file, not a folder; choose another"
     )
     assert (tmp_path / "file").read_text() == "kept"
+
+
+def test_eval_only_without_a_run_speaks_of_no_other_option(photos, tmp_path, capsys):
+    words = train_args(photos, tmp_path / "no", "--eval-only")
+    expect_error(capsys, words, "holds no run", "train without --eval-only first")
+
+
+def test_a_resumed_run_says_where_it_stands(kept_run, capsys):
+    out, _, words = kept_run
+    capsys.readouterr()
+    assert main([*words, "--resume"]) == 0
+    printed = capsys.readouterr().out
+    assert "finished: 2 of 2 steps" in printed.split("val top-1")[0]
+    (out / "checkpoints" / "step-00000002.safetensors").unlink()  # as if it had been stopped after step 1
+    assert main([*words, "--resume"]) == 0
+    assert "goes on after step 1 of 2" in capsys.readouterr().out
+
+
+def test_the_page_s_program_uses_the_trained_model(photos, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    photos.rename("my_pictures")
+    shutil.copy("my_pictures/dog/1.png", "one.jpg")
+    page = (ROOT / "book" / "how_to_run.md").read_text(encoding="utf-8").split("### Use what you have")[1]
+    words = "train --model swin_micro_fmnist --data imagefolder:my_pictures --steps 2"
+    assert main(words.split()) == 0
+    capsys.readouterr()
+    names = {}
+    exec(page.split("```python\n")[1].split("```")[0], names)
+    assert capsys.readouterr().out in ("cat\n", "dog\n")
+    folder = load_dataset("imagefolder:my_pictures", split="all", img_size=32)
+    as_in_training = folder[[str(path) for path in folder.files].index("my_pictures/dog/1.png")][0]
+    torch.testing.assert_close(names["image"], as_in_training)
 
 
 @pytest.fixture
