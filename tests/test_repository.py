@@ -211,6 +211,21 @@ def test_the_readme_s_commands_exist() -> None:
     assert "exec make test" in text(".ci/run")
 
 
+def test_readme_and_build_say_where_the_command_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "book" / "_ext")
+    told = importlib.import_module("build_site").where(ROOT / "_build" / "html")
+    for page in (text("README.md").split("swin-lessons train")[0], told):
+        assert ".venv/bin/swin-lessons" in page
+        assert ". .venv/bin/activate" in page
+    assert ".venv/bin/python -m http.server -d _build/html" in told
+
+
+def test_the_readme_names_the_second_host_and_bounds_its_minutes() -> None:
+    (beside,) = re.findall(r"TORCH_INDEX=https://download.+?\n\n", text("README.md"), re.DOTALL)
+    assert "second host" in " ".join(beside.split())
+    assert "upper bounds" in text("README.md").split("| 5. [")[1].split("\n\n")[1]
+
+
 # --- what is in git ---------------------------------------------------------------------------------
 
 

@@ -85,8 +85,20 @@ def build(force: bool = False) -> Path:
     return SITE
 
 
+def where(site: Path) -> str:
+    """What to do with the built site, and where the package's command is."""
+    index = site / "index.html"
+    return (
+        f"The book is at {index}\n"
+        f"Open {index.as_uri()} in a browser.\n"
+        "For the live model serve it: .venv/bin/python -m http.server -d _build/html, "
+        "then open http://localhost:8000\n"
+        "The command is .venv/bin/swin-lessons; `. .venv/bin/activate` makes it swin-lessons."
+    )
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--force", action="store_true", help="build even when nothing changed")
     site = build(parser.parse_args().force)
-    print(f"The book is at {site / 'index.html'}\nOpen {(site / 'index.html').as_uri()} in a browser.")
+    print(where(site))

@@ -117,6 +117,16 @@ def test_without_webassembly_the_page_says_so(browser: Any, base_url: str) -> No
 def test_a_page_from_disk_says_how_to_serve_it(browser: Any, site: Path) -> None:
     page = browser.new_page()
     page.goto((site / PAGE).as_uri())
-    page.get_by_role("button", name="Load the model").click()
-    page.get_by_text("python -m http.server -d _build/html").wait_for(timeout=10_000)
+    told = "python3 -m http.server -d _build/html`, then open http://localhost:8000/book/live.html"
+    page.get_by_text(told).wait_for(timeout=10_000)
+    assert page.get_by_role("button", name="Load the model").count() == 0
     page.close()
+
+
+def test_before_the_model_is_loaded_there_are_no_scores(page: Any) -> None:
+    page.get_by_role("button", name="Load the model").wait_for(timeout=10_000)
+    table = page.locator("#live-swin table")
+    assert KEPT["samples"][0]["name"] in table.inner_text()
+    assert "%" not in table.inner_text()
+    load(page)
+    assert "%" in table.inner_text()

@@ -77,7 +77,6 @@ function build(data, ui) {
   }
 
   async function start() {
-    if (location.protocol === "file:") throw new Error("A page opened from disk may not load the model. Serve the folder: python -m http.server -d _build/html");
     if (typeof WebAssembly !== "object") throw new Error("This browser has no WebAssembly, which runs the model. Another browser, or fewer security settings, will do.");
     if (!window.ort) await new Promise((resolve, reject) => {
       const script = make("script", { src: `${data.runtime}ort.wasm.min.js` });
@@ -104,7 +103,9 @@ function build(data, ui) {
     if (again) { again = false; run(); }
   }
 
-  const go = ui.button(`Load the model (${data.megabytes} MB)`, async () => {
+  const onDisk = location.protocol === "file:"; // browsers keep such a page from reading the model
+  if (onDisk) ui.say("A page opened from disk may not load the model. In the book's folder run `python3 -m http.server -d _build/html`, then open http://localhost:8000/book/live.html.");
+  const go = !onDisk && ui.button(`Load the model (${data.megabytes} MB)`, async () => {
     ui.say("Loading ...");
     try {
       session = await start();
@@ -144,9 +145,9 @@ function build(data, ui) {
       heads.reduce((sum, h) => sum + result.maps[block.index][(h * tokens + query) * tokens + key], 0) / heads.length);
     paint(b, weights);
     map.frame(row, column, ORANGE, 1, 1, 0.02 * b.size[1]);
-    const shares = result ? softmax(result.logits) : data.classes.map(() => 0);
-    bars.show(shares);
+    const shares = result ? softmax(result.logits) : [];
     const best = shares.indexOf(Math.max(...shares));
+    if (result) bars.show(shares);
     if (result) ui.say(`${data.classes[best]}, ${Math.round(100 * shares[best])} %. One image took ${result.ms.toFixed(0)} ms.`);
     return { logits: result && result.logits, attention: weights, token: [row, column], hidden: hidden.size };
   };
