@@ -301,7 +301,12 @@ def test_a_batch_is_normalised_as_the_data_set() -> None:
 # --- the lines in the lessons
 
 DROPDOWN = re.compile(r"^:::\{admonition\} With a kernel.*?^```python\n(.+?)^```", re.MULTILINE | re.DOTALL)
-OFFERED = {"01": {"play_shift"}, "02": {"play_position", "play_attention"}, "03": {"play_reach"}}
+OFFERED = {
+    "01": {"play_shift"},
+    "02": {"play_position", "play_attention"},
+    "03": {"play_reach"},
+    "05": {"play_bias"},
+}
 
 
 def offered(path: Path) -> list[str]:

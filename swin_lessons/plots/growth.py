@@ -23,7 +23,7 @@ def plain_logarithmic(axis: Axis) -> None:
 def show_by_depth(panels: Mapping[str, Curves], ylabel: str, *, bound: Curves | None = None) -> Figure:
     """A number after each block, one panel a kind of network and one line a network, on one logarithmic scale.
 
-    `bound` are dashed lines in the last panel, of the same names as its curves.
+    `bound` are named curves, dashed in black, in the last panel.
     """
     figure, axes = plt.subplots(1, len(panels), figsize=(7.4, 3.0), sharey=True, squeeze=False)
     for ax, (title, curves) in zip(axes[0], panels.items(), strict=True):
@@ -33,8 +33,8 @@ def show_by_depth(panels: Mapping[str, Curves], ylabel: str, *, bound: Curves | 
         ax.set(xlabel=f"block, {title}", yscale="log")
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         plain_logarithmic(ax.yaxis)
-    for (_, values), colour in zip((bound or {}).items(), CYCLE, strict=False):
-        axes[0, -1].plot(range(1, len(values) + 1), values, "--", color=colour, linewidth=1)
+    for name, values in (bound or {}).items():
+        axes[0, -1].plot(range(1, len(values) + 1), values, "--", color=BLACK, label=name, zorder=9)
     axes[0, 0].set(ylabel=ylabel)
     axes[0, -1].legend(fontsize=8)
     return figure
@@ -93,7 +93,7 @@ def show_rows(panels: Mapping[str, Curves], trained: int) -> Figure:
         ax.plot(offsets, right[1], color=BLACK, linewidth=2.5, label=right[0])
         for (name, values), colour, mark in zip(others, CYCLE, MARKS, strict=False):
             ax.plot(offsets, values, marker=mark, markersize=3, linewidth=1, color=colour, label=name)
-        ax.set(xlabel=f"offset in tokens: {title}")
+        ax.set(xlabel=f"offset (query minus key): {title}")
     axes[0, 0].set(ylabel="bias")
     axes[0, 0].legend(fontsize=8)
     return figure
