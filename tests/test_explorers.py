@@ -157,4 +157,4 @@ def test_a_bias_that_is_the_same_everywhere_can_be_drawn() -> None:
     page = bias_explorer({"log": [torch.full((1, 3, 3), 8.0)]}, [2]).data
     data = json.loads(page.split('<script type="application/json">')[1].split("</script>")[0])
     assert data["kinds"][0]["tables"] == [[[0.0] * 9]]
-    assert data["ranges"] == [[0.0, 0.01]]
+    assert data["kinds"][0]["ranges"] == [[0.0, 0.01]]

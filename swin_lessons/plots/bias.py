@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 import matplotlib.pyplot as plt
+import torch
 from IPython.display import HTML
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -11,12 +12,12 @@ from swin_lessons.models.windows import relative_position_index
 
 from .explorer import explorer
 from .sliders import picture
-from .style import BLUE, GREY, ORANGE, RED, SKY
+from .style import CYCLE, GREY
 
-COLOURS = (BLUE, ORANGE, RED, SKY)  # as in js/bias.js
 CAPTION = (
     "Slide the window beyond the one of training, whose offsets lie in the black frame and on the grey ground. "
-    "Click an offset, or use the arrows once the table has the focus: the curves follow its row."
+    "Click an offset, or use the arrows once the table has the focus: the curves follow its row. Shades are "
+    "relative to the kind chosen; the curves share one scale."
 )
 Tables = Mapping[str, Sequence[Tensor]]  # kind of bias -> for each window: (num_heads, 2w-1, 2w-1)
 
@@ -52,8 +53,10 @@ def bias_explorer(
         "trained": windows[0],
         "start": start,
         "heads": [str(i + 1) for i in range(num_heads)],
-        "ranges": [extent(centred, head) for head in range(num_heads)],
-        "kinds": [{"name": name, "tables": [rounded(t) for t in kind]} for name, kind in centred.items()],
+        "kinds": [
+            {"name": name, "tables": [rounded(t) for t in kind], "ranges": extents(kind)}
+            for name, kind in centred.items()
+        ],
     }
     names = ", ".join(tables)
     return explorer(
@@ -75,11 +78,11 @@ def centre(tables: Sequence[Tensor], windows: Sequence[int]) -> list[Tensor]:
     return [table - mean for table in tables]
 
 
-def extent(tables: Tables, head: int) -> list[float]:
-    """The lowest and the highest bias of a head, over all kinds and windows."""
-    numbers = [table[head] for kind in tables.values() for table in kind]
-    low, high = min(t.min().item() for t in numbers), max(t.max().item() for t in numbers)
-    return [round(low, 2), round(max(high, low + 0.01), 2)]
+def extents(tables: Sequence[Tensor]) -> list[list[float]]:
+    """For each head the lowest and the highest bias over all windows, never quite the same number."""
+    numbers = torch.cat([table.flatten(1) for table in tables], dim=1)
+    low, high = numbers.amin(1).tolist(), numbers.amax(1).tolist()
+    return [[round(a, 2), round(max(b, a + 0.01), 2)] for a, b in zip(low, high, strict=True)]
 
 
 def rounded(table: Tensor) -> list[list[float]]:
@@ -94,7 +97,7 @@ def show_bias(tables: Tables, windows: Sequence[int], head: int = 0) -> Figure:
     for ax, i in zip(axes, shown, strict=True):
         reach = windows[i] - 1
         ax.axvspan(1 - windows[0], windows[0] - 1, color=GREY, alpha=0.2, linewidth=0)
-        for colour, (name, kind) in zip(COLOURS, tables.items(), strict=False):
+        for colour, (name, kind) in zip(CYCLE, tables.items(), strict=False):
             ax.plot(range(-reach, reach + 1), kind[i][head, reach], ".-", color=colour, label=name)
         ax.set(xlabel=f"offset in tokens, window {windows[i]}")
     axes[0].set(ylabel="bias")

@@ -1,6 +1,6 @@
 // A position bias under a change of window: all offsets as colours, and one row of them as curves, a curve for each kind.
 function build(data, ui) {
-  const COLOURS = [BLUE, ORANGE, RED, SKY];
+  const COLOURS = [BLUE, ORANGE, "#009e73", RED]; // as in the printed figures
   const widest = Math.max(...data.windows) - 1, side = data.trained - 1;
   let [dy, dx] = [0, 1];
   const sides = ui.slider("Window", data.windows.map((w) => `${w} × ${w}`), data.start);
@@ -16,13 +16,15 @@ function build(data, ui) {
     const w = data.windows[sides.index], wide = 2 * w - 1, reach = w - 1, head = heads.index;
     [dy, dx] = [dy, dx].map((d) => Math.min(Math.max(d, -reach), reach));
     const entry = (kind, y, x) => data.kinds[kind].tables[sides.index][head][(y + reach) * wide + x + reach];
-    const [low, high] = data.ranges[head];
-    const share = (value) => Math.min(Math.max((value - low) / (high - low), 0), 1);
+    const own = data.kinds[kinds.index].ranges[head];
+    const all = data.kinds.map((kind) => kind.ranges[head]);
+    const range = [Math.min(...all.map((r) => r[0])), Math.max(...all.map((r) => r[1]))];
+    const share = (value, [low, high]) => Math.min(Math.max((value - low) / (high - low), 0), 1);
 
     table.clear(wide, wide);
     for (let y = -reach; y <= reach; y++) {
       for (let x = -reach; x <= reach; x++) {
-        table.fill(y + reach, x + reach, `rgba(0, 114, 178, ${share(entry(kinds.index, y, x)).toFixed(3)})`);
+        table.fill(y + reach, x + reach, `rgba(0, 114, 178, ${share(entry(kinds.index, y, x), own).toFixed(3)})`);
       }
     }
     const edge = reach - side; // offsets that training never saw lie outside this frame
@@ -31,7 +33,7 @@ function build(data, ui) {
     table.at = [dy + reach, dx + reach];
 
     curve.clear(10, 16);
-    const across = (x) => 8 + (7.5 * x) / widest, down = (value) => 8.6 - 7.2 * share(value);
+    const across = (x) => 8.4 + (7 * x) / widest, down = (value) => 8.6 - 7.2 * share(value, range);
     curve.fill(0.9, across(-side), "rgba(140, 140, 140, 0.18)", 8, across(side) - across(-side));
     data.kinds.forEach((kind, i) => {
       const path = curve.context;
@@ -47,6 +49,7 @@ function build(data, ui) {
     mark.beginPath();
     mark.arc(across(dx), down(entry(kinds.index, dy, dx)), 0.2, 0, 7);
     mark.fill();
+    for (const value of range) curve.text(down(value) - 0.5, 0, value.toFixed(1), GREY, 0.45);
     for (const x of [-widest, -side, 0, side, widest]) curve.text(8.9, across(x) - 0.5, x, BLACK, 0.45);
 
     const value = entry(kinds.index, dy, dx);
