@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-MOST_PX = 4096  # side of an image: a million tokens of 4 x 4 px, the widest that memory can hope to hold
+MOST_PX = 4096  # side of an image: a million tokens of 4 x 4 px, already far beyond what these models are for
 NO_MEMORY = re.compile("DefaultCPUAllocator|out of memory|Storage size calculation overflowed")
 SMALLER = ("batch", "batch_size", "micro_batch", "img_size")  # options that decide how much memory is needed
 
