@@ -15,6 +15,7 @@ from test_plots import Page  # noqa: E402
 from swin_lessons.models import SwinConfig, SwinTransformer, create_model  # noqa: E402
 from swin_lessons.models.attention import WindowAttention  # noqa: E402
 from swin_lessons.models.attention_maps import attention_maps  # noqa: E402
+from swin_lessons.plots import reach_explorer  # noqa: E402
 from swin_lessons.plots.bias import bias_explorer, by_offset  # noqa: E402
 from swin_lessons.plots.explorer import explorer, script  # noqa: E402
 from swin_lessons.plots.explorers import attention_explorer, position_explorer, shift_explorer  # noqa: E402
@@ -158,3 +159,44 @@ def test_a_bias_that_is_the_same_everywhere_can_be_drawn() -> None:
     data = json.loads(page.split('<script type="application/json">')[1].split("</script>")[0])
     assert data["kinds"][0]["tables"] == [[[0.0] * 9]]
     assert data["kinds"][0]["ranges"] == [[0.0, 0.01]]
+
+
+# --- receptive fields
+
+
+@pytest.mark.parametrize(
+    ("options", "row", "column"),
+    [
+        ({}, 0.0, 0.99),
+        ({"img_size": (40, 72), "window_size": 3}, 0.5, 0.3),  # 10 x 18 tokens: windows do not tile
+        ({"img_size": (64, 32), "depths": (3, 1, 2), "num_heads": (2, 2, 4)}, 0.7, 0.4),
+        ({"img_size": (36, 60), "depths": (2, 2, 2), "num_heads": (2, 2, 2)}, 0.9, 0.9),  # 9 x 15: odd
+    ],
+)
+def test_fields_are_where_gradients_are(options, row, column):
+    model = create_model("swin_micro_fmnist", **options).double()
+    layers = reach_explorer.layers_of(model)
+    blocks = [block for stage in model.all_stages() for block in stage.all_blocks()]
+    outputs: list[torch.Tensor] = []
+    for block in blocks:
+        block.register_forward_hook(lambda module, args, y: outputs.append(y[0]))
+    H, W = model.config.img_size
+    x = torch.randn(1, 1, H, W, dtype=torch.float64, requires_grad=True)
+    model(x)
+    for i, y in enumerate(outputs, 1):
+        token = int(row * y.shape[0]), int(column * y.shape[1])
+        assert layers[i - 1].size == tuple(y.shape[:2])
+        score = y[token] @ torch.randn(y.shape[2], dtype=torch.float64)
+        (gradient,) = torch.autograd.grad(score, x, retain_graph=True)
+        patches = gradient[0, 0].reshape(H // 4, 4, W // 4, 4).abs().sum((1, 3)) > 0
+        seen = torch.zeros_like(patches)
+        (top, bottom), (left, right) = (reach_explorer.fields(layers[:i], a, token[a])[-1] for a in (0, 1))
+        seen[top : bottom + 1, left : right + 1] = True
+        assert torch.equal(patches, seen), f"block {i}"
+
+
+def test_a_field_grows_from_block_to_block():
+    layers = reach_explorer.layers_of(create_model("swin_micro_fmnist", img_size=64))
+    assert reach_explorer.fields(layers, 0, 3) == [(4, 11), (0, 15), (0, 15), (0, 15)]  # from 8 x 8 tokens
+    assert reach_explorer.fields(layers[:2], 0, 3) == [(2, 5), (0, 7)]
+    assert reach_explorer.fields(layers[:1], 1, 3) == [(0, 3)]

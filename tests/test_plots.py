@@ -258,7 +258,7 @@ def test_accuracies_are_drawn_in_percent_over_the_windows_they_are_of() -> None:
 
 
 def test_the_right_bias_is_the_black_line() -> None:
-    figure = growth.show_rows({"near": {"right": [0, 1, 0], "table": [1, 1, 1]}}, trained=1)
+    figure = growth.show_middle_rows({"near": {"right": [0, 1, 0], "table": [1, 1, 1]}}, trained=1)
     right, table = figure.axes[0].lines
     assert right.get_xydata().tolist() == [[-1, 0], [0, 1], [1, 0]]
     assert right.get_color() == "#222222" != table.get_color()

@@ -35,7 +35,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line; returns its exit status: 0 done, 1 the run failed, 2 bad input, 130 interrupted."""
     with _interrupts() as interrupts:
         try:
-            return _run(build_parser().parse_args(argv), interrupts)
+            parser = build_parser()
+            args = parser.parse_args(argv)
+            if args.command is None:
+                parser.print_help(sys.stderr)
+                return 2
+            return _run(args, interrupts)
         except (KeyboardInterrupt, Exception) as error:
             if not interrupts and not isinstance(error, KeyboardInterrupt):
                 raise
@@ -111,7 +116,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     parser.add_argument("--traceback", action="store_true", help="show where an error rose")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name in command_modules():
         importlib.import_module(f"{__name__}.{name}").add_parser(commands)
     return parser

@@ -121,7 +121,8 @@ def _create_vit(
 def _check_name(name: str) -> None:
     names = list_models()
     if name not in names:
-        near = difflib.get_close_matches(str(name), names, n=3, cutoff=0.5)
+        begun = [n for n in names if name and n.startswith(str(name))][:3]
+        near = begun or difflib.get_close_matches(str(name), names, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else "list_models() names them all"
         raise ValueError(f"there is no model {name!r}; {hint}")
 

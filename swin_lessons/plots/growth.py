@@ -82,7 +82,7 @@ def show_transfer(windows: Sequence[int], before: Curves, after: Curves) -> Figu
     return figure
 
 
-def show_rows(panels: Mapping[str, Curves], trained: int) -> Figure:
+def show_middle_rows(panels: Mapping[str, Curves], trained: int) -> Figure:
     """Biases along the row of offset 0, a panel a target; the first curve of a panel is the right one, in black."""
     figure, axes = plt.subplots(1, len(panels), figsize=(7.4, 2.9), squeeze=False)
     for ax, (title, curves) in zip(axes[0], panels.items(), strict=True):

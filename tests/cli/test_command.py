@@ -47,6 +47,11 @@ def test_help_reads_like_a_page(name, capsys):
     assert max(map(len, page.splitlines())) <= 110
 
 
+def test_no_command_shows_the_help(capsys):
+    assert main([]) == 2
+    assert "usage: swin-lessons" in capsys.readouterr().err
+
+
 def test_expected_errors_are_one_line_with_status_2(capsys):
     assert main(["train", "--model", "swin_micro_fmnis", "--data", "digits"]) == 2
     error = capsys.readouterr().err

@@ -144,6 +144,7 @@ MICRO = "swin_micro_fmnist"
     ("name", "options", "message"),
     [
         ("swin_tiny_patch4_window7_244", {}, "did you mean .*swin_tiny_patch4_window7_224"),
+        ("swin_tiny", {}, "'swin_tiny'; did you mean swin_tiny_patch4_window7_224"),
         ("Swin-T", {}, "no model 'Swin-T'"),
         ("resnet50", {}, "list_models"),
         ("", {}, "list_models"),

@@ -18,6 +18,7 @@ from swin_lessons.models.attention_maps import attention_maps
 from swin_lessons.models.windows import cyclic_shift, relative_position_index, shift_mask, window_partition
 from swin_lessons.plots.bias import bias_explorer
 from swin_lessons.plots.explorers import attention_explorer, position_explorer, shift_explorer
+from swin_lessons.plots.reach_explorer import reach_explorer
 from swin_lessons.plots.sliders import frame_slider, png_of
 
 IMAGE = np.random.default_rng(0).random((64, 64, 3))
@@ -147,6 +148,30 @@ def test_the_attention_explorer_shows_the_networks_weights(show):
     slide(page, "Head", 0)
     expected = maps[2].weights[1, :, 2 * 4 + 1].mean(0)
     assert np.abs(np.array(state(page)["share"]) - expected.numpy()).max() <= 1 / 255
+
+
+@pytest.mark.parametrize("shift", [True, False])
+def test_the_reach_explorer_shows_the_fields(show, shift):
+    names = ["square", "wide"]
+    models = [create_model("swin_micro_fmnist", img_size=size) for size in (64, (64, 96))]
+    page = show(reach_explorer(models, names).data)
+    page.get_by_label("Network", exact=True).select_option("wide")
+    if not shift:
+        page.get_by_label("shift", exact=True).uncheck()
+    slide(page, "Behind block", 1)  # the second block, a map of 16 x 24
+    pick(page, 0, 2, 20, 16, 24)
+    found = state(page)
+    assert (found["network"], found["block"], found["shift"], found["token"]) == (1, 1, shift, [2, 20])
+    assert found["field"] == ([0, 7, 16, 23] if shift else [0, 3, 20, 23])
+    page.keyboard.press("ArrowLeft")
+    assert state(page)["token"] == [2, 19]
+    assert state(page)["field"] == ([0, 7, 16, 23] if shift else [0, 3, 16, 19])
+    slide(page, "Behind block", 3)  # a map of 8 x 12: the same place
+    assert state(page)["token"] == [1, 9]
+    assert state(page)["field"] == ([0, 11, 4, 23] if shift else [0, 7, 16, 23])
+    size, share = ("12 × 20", 63) if shift else ("8 × 8", 17)
+    said = page.locator("output[aria-live]").inner_text()
+    assert said.endswith(f"depends on {size} of the 16 × 24 patches: {share} % of the image.")
 
 
 def test_the_bias_explorer_shows_the_tables(show):
