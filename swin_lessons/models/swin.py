@@ -316,8 +316,6 @@ def _stage_indices(out_indices: Sequence[int] | None, stages: int) -> tuple[int,
 
 def check_images(x: Tensor, in_chans: int) -> None:
     """A clear error for a batch that no Swin can take."""
-    if not isinstance(x, Tensor):
-        raise ValueError(f"expected images as a tensor (B, {in_chans}, H, W), got {type(x).__name__}")
     if x.ndim != 4:
         raise ValueError(f"expected images (B, {in_chans}, H, W), got a tensor of shape {tuple(x.shape)}")
     if x.shape[1] != in_chans:
