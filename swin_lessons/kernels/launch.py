@@ -1,0 +1,95 @@
+"""Who runs a kernel: Triton on a GPU it compiles for, Triton's interpreter on request, PyTorch everywhere else."""
+
+import os
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # kernels are then plain functions that nobody launches
+
+    class _Absent:
+        """Stands for triton where it is not installed: decorators change nothing, annotations mean nothing."""
+
+        def __getattr__(self, name: str) -> Any:
+            return (lambda function: function) if name == "jit" else self
+
+    triton = tl = _Absent()
+
+HAS_TRITON = not type(triton).__name__.startswith("_")
+IMPLEMENTATIONS = ("auto", "torch", "triton")
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+OLDEST = (8, 0)  # sm_75 has no tensor-core path in Triton
+
+
+def interpreting() -> bool:
+    """Do kernels run in Triton's interpreter? It follows TRITON_INTERPRET=1, set before triton is imported."""
+    return HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def use_triton(impl: str, x: Tensor, limit: str = "") -> bool:
+    """Whether Triton runs an operation on `x`.
+
+    Args:
+        impl: "auto" takes Triton where it can and PyTorch elsewhere; "torch" and "triton" insist.
+        x: the operation's main input.
+        limit: what about this call the kernel cannot do, in words; empty when it can.
+
+    Raises:
+        ValueError: an unknown `impl`, or "triton" for what the kernel cannot do.
+        ImportError: "triton" where triton is not installed.
+    """
+    if impl not in IMPLEMENTATIONS:
+        raise ValueError(f"impl={impl!r}: choose one of {', '.join(IMPLEMENTATIONS)}")
+    if impl == "torch":
+        return False
+    obstacle = _obstacle(x) or limit
+    if impl == "auto":
+        return x.is_cuda and not obstacle
+    if not HAS_TRITON:
+        raise ImportError("impl='triton' needs triton: pip install triton (Linux), or choose impl='torch'")
+    if obstacle:
+        raise ValueError(f"impl='triton': {obstacle}; choose impl='torch' or 'auto'")
+    return True
+
+
+def _obstacle(x: Tensor) -> str:
+    """Why no kernel can take `x`; empty when one can."""
+    if not HAS_TRITON:
+        return "triton is not installed"
+    if x.dtype not in DTYPES:
+        return f"{x.dtype} is not among {', '.join(str(d).removeprefix('torch.') for d in DTYPES)}"
+    if x.is_cuda:
+        return _too_old(x.device)
+    if x.device.type == "cpu" and interpreting():
+        return ""
+    return (
+        f"tensors on {x.device.type} need a CUDA GPU, or on a CPU TRITON_INTERPRET=1 set before Python starts"
+    )
+
+
+@lru_cache
+def _too_old(device: torch.device) -> str:
+    major, minor = torch.cuda.get_device_capability(device)
+    return (
+        "" if (major, minor) >= OLDEST else f"sm_{major}{minor} is older than sm_80, the first that is served"
+    )
+
+
+def multiprocessors(x: Tensor) -> int:
+    """How many programs run side by side, at least: the multiprocessors of the GPU; 4 in the interpreter."""
+    return torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 4
+
+
+def power_of_2(n: int) -> int:
+    """The smallest power of 2 that is not below `n`: sides of Triton's tiles are powers of 2."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def ceil_div(n: int, d: int) -> int:
+    """How many pieces of `d` cover `n`."""
+    return (n + d - 1) // d
