@@ -26,7 +26,7 @@ import notebooks  # noqa: E402
 import stamps  # noqa: E402
 
 LESSONS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-SIZE_LIMIT = 1_000_000  # bytes
+SIZE_LIMIT, TOTAL_LIMIT = 1_000_000, 15_000_000  # bytes
 GOOD_LINES, MOST_LINES = 25, 45
 OUTSIDE = re.compile(
     r"""<(?:script|link|img|iframe|source|video)\b[^>]{0,300}?(?:src|href)=["'](?:https?:)?//"""
@@ -171,6 +171,10 @@ def test_is_whole_and_light(path: Path) -> None:
     assert unrun_cells(notebook) == []
     assert bad_outputs(notebook) == []
     assert outside_loads(notebook) == []
+
+
+def test_all_together_are_light() -> None:
+    assert sum(path.stat().st_size for path in LESSONS) < TOTAL_LIMIT
 
 
 @every_lesson

@@ -1,4 +1,7 @@
-"""Sphinx extension: `{lessons}` lists the notebooks with the minutes that their last run took."""
+"""Sphinx extension: how long the notebooks took when they were last run.
+
+`{lessons}` lists them all with their minutes; {run-time}`this page` within a lesson says its own.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Any
 from docutils import nodes
 from sphinx import addnodes
 from sphinx.application import Sphinx
-from sphinx.util.docutils import SphinxDirective
+from sphinx.util.docutils import SphinxDirective, SphinxRole
 
 from doctables import Cell, table_node, text_cell
 
@@ -28,6 +31,22 @@ def minutes(notebook: dict[str, Any]) -> str:
     if seconds is None:
         return "not run yet"
     return "under 1" if seconds < 60 else f"{seconds / 60:.0f}"
+
+
+def run_time(notebook: dict[str, Any]) -> str:
+    """ "51 seconds", or "3.8 minutes" from two minutes on."""
+    seconds = notebook["metadata"].get("swin_lessons", {}).get("seconds")
+    if seconds is None:
+        return "a time not yet measured"
+    return f"{seconds} seconds" if seconds < 120 else f"{seconds / 60:.1f} minutes"
+
+
+class RunTime(SphinxRole):
+    """The time of the lesson that it stands in."""
+
+    def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
+        path = Path(self.env.doc2path(self.env.docname))
+        return [nodes.Text(run_time(json.loads(path.read_text(encoding="utf-8"))))], []
 
 
 def link(docname: str, text: str) -> Cell:
@@ -58,4 +77,5 @@ class Lessons(SphinxDirective):
 
 def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("lessons", Lessons)
+    app.add_role("run-time", RunTime())
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -28,7 +28,7 @@ What the lesson is about, in three short sentences. Which question does it answe
 **You need** lesson {before}.
 
 **Time** About 45 minutes to read.
-The code runs in about a minute on two CPU cores.
+The code took {{run-time}}`this page` for this page, on two CPU cores.
 
 **Hardware** Any computer.
 The outputs on this page come from a CPU.

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
 from links import problems, read_pages
 from pages import PAGES, ROOT
+
+sys.path.insert(0, str(ROOT / "book" / "_ext"))
+import lessons
 
 CONFIG = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))
 REPOSITORY = CONFIG["repository"]["url"]
@@ -60,3 +65,21 @@ def test_the_checker_sees_styles_that_load_from_outside(tmp_path: Path) -> None:
         "@import 'https://fonts.example/a.css'; p { background: url(//x.example/b.png) }"
     )
     assert len(problems(tmp_path)) == 2
+
+
+# --- how long a lesson takes --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("stamp", "shown"),
+    [({"seconds": 7}, "7 seconds"), ({"seconds": 226}, "3.8 minutes"), ({}, "a time not yet measured")],
+)
+def test_a_run_time_is_the_stamp_s(stamp: dict[str, int], shown: str) -> None:
+    assert lessons.run_time({"metadata": {"swin_lessons": stamp}}) == shown
+
+
+def test_lessons_show_their_own_run_time(site: Path) -> None:
+    for path in sorted((ROOT / "notebooks").glob("[0-9]*.ipynb")):
+        shown = lessons.run_time(json.loads(path.read_text(encoding="utf-8")))
+        words = (site / "notebooks" / f"{path.stem}.html").read_text(encoding="utf-8")
+        assert f" took {shown} " in words
