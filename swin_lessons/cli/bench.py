@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from swin_lessons.cli._page import add_command, thread_count
+from swin_lessons.cli._page import add_command, check_writable, thread_count
 
 TEXT = """\
 Time this package against timm, torchvision and transformers in one process: the same weights, the
@@ -103,25 +103,6 @@ def bench_options(args: argparse.Namespace) -> Any:
         full=args.full,
         **chosen,
     )
-
-
-def check_writable(path: Path | None) -> None:
-    """Before half an hour of work, not after. Raises OSError that names the file and the remedy."""
-    from swin_lessons.training.files import refuse_file
-
-    if path is None:
-        return
-    if path.is_dir():
-        raise IsADirectoryError(f"--out {path} is a folder: name a file, such as {path / 'bench.json'}")
-    refuse_file(path.parent)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a"):
-            pass
-    except OSError as error:
-        raise OSError(f"--out {path} cannot be written: {error.strerror}; name another file") from error
-    if path.stat().st_size == 0:
-        path.unlink()
 
 
 def summary(result: dict[str, Any]) -> str:
