@@ -7,13 +7,14 @@ already lie in window order.
 import math
 from collections.abc import Callable
 from functools import lru_cache
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from . import fused
 from .fast import (
     in_transform,
     is_eager,
@@ -146,10 +147,16 @@ class WindowAttention(nn.Module):
         """What multiplies the dot products of this version's queries and keys."""
         return self.scale
 
+    def kernel_scale(self) -> dict[str, Any]:
+        """How the fused kernel scales dot products: an option of `kernels.window_attention`."""
+        return {"scale": self.scale}
+
     # --- the readable path ---
 
     def forward(self, x: Tensor) -> Tensor:
         """`(B, H, W, C)` -> `(B, H, W, C)` for any H and W: pad, roll, cut into windows, attend, undo."""
+        if self.attention == "triton":
+            return fused.attention_map(self, x)
         H, W = self.input_size if is_symbolic(x) else x.shape[1:3]
         window, shift = fit_window((H, W), self.window_size, self.shift_size)
         Hp, Wp = (windows_along(size, w) * w for size, w in zip((H, W), window, strict=True))  # padded
@@ -334,6 +341,9 @@ class WindowAttentionV2(WindowAttention):
 
     def logit_factor(self) -> Tensor:
         return self.logit_scale.clamp(max=math.log(100)).exp()
+
+    def kernel_scale(self) -> dict[str, Any]:
+        return {"logit_scale": self.logit_factor().flatten()}
 
     def scale_qk(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         unit_q, unit_k = (unit_vectors(at_least_fp32(t)) for t in (q, k))

@@ -15,8 +15,6 @@ from .variants import SWIN_VARIANTS
 from .vit import VIT_VARIANTS, VisionTransformer, ViTConfig
 from .zoo import load_pretrained
 
-ATTENTION = ("auto", "reference", "sdpa")
-
 
 def list_models(pattern: str = "*") -> list[str]:
     """Names of the models that match a shell pattern, sorted: `list_models("swinv2_*256")`."""
@@ -52,15 +50,15 @@ def create_model(
         features_only: return a list of `(B, C, H, W)` maps of the stages in `out_indices` (default: all).
         checkpointing: recompute blocks in the backward pass, to save memory.
         attention: "auto" picks the fastest that is exact; "reference" is explicit softmax; "sdpa" insists on
-            PyTorch's fused operation. "triton" needs a later version.
+            PyTorch's fused operation; "triton" on this package's kernel (a GPU, or TRITON_INTERPRET=1).
         pretrained: load trained weights: the book's own for micro models, timm's for others (needs a network).
-        overrides: any other field of `SwinConfig` (or `ViTConfig`), and `out_norm` for feature pyramids.
+        overrides: any other field of `SwinConfig` (or `ViTConfig`), such as `kernels="triton"` for fused LayerNorm
+            and MLP; and `out_norm` for feature pyramids.
 
     Raises:
         ValueError: for an unknown name, field or value; the message lists what there is.
     """
     _check_name(name)
-    _check_attention(attention)
     out_indices = _indices(out_indices)
     if not isinstance(pretrained, bool):
         raise ValueError(f"pretrained={pretrained!r} is True or False; for a file: load_weights(model, path)")
@@ -121,19 +119,10 @@ def _create_vit(
 def _check_name(name: str) -> None:
     names = list_models()
     if name not in names:
-        begun = [n for n in names if name and n.startswith(str(name))][:3]
+        begun = sorted((n for n in names if name and n.startswith(str(name))), key=len)[:3]
         near = begun or difflib.get_close_matches(str(name), names, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else "list_models() names them all"
         raise ValueError(f"there is no model {name!r}; {hint}")
-
-
-def _check_attention(attention: str) -> None:
-    if attention == "triton":
-        raise ValueError(
-            "attention='triton' is not in this version; choose 'auto', which takes the fastest there is"
-        )
-    if attention not in ATTENTION:
-        raise ValueError(f"attention={attention!r}: choose one of {', '.join(ATTENTION)}")
 
 
 def _indices(out_indices: Any) -> tuple[int, ...] | None:

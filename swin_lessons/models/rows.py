@@ -31,7 +31,8 @@ def _standard(block: SwinBlock) -> bool:
     dropout = (attn.attn_drop and attn.training) or any(
         d.p and d.training for d in (attn.proj_drop, mlp.drop)
     )
-    return attn.attention != "reference" and mlp.act.approximate == "none" and not dropout
+    readable = attn.attention in ("reference", "triton") or block.kernels == "triton"
+    return not readable and mlp.act.approximate == "none" and not dropout
 
 
 def _parts(block: SwinBlock) -> list[nn.Module]:
