@@ -6,10 +6,10 @@ from itertools import pairwise
 from numbers import Integral, Real
 from typing import Any, Literal, get_args
 
+from .fused import kernel_parts
 from .windows import Size, fit_window
 
 Attention = Literal["auto", "reference", "sdpa", "triton"]
-Kernels = Literal["torch", "triton"]
 NUMBERS: dict[Any, tuple[type, str]] = {  # a field's type -> what its values must be
     int: (Integral, "a whole number"),
     tuple[int, ...]: (Integral, "whole numbers"),
@@ -63,7 +63,7 @@ class SwinConfig:
     drop_path_rate: float = 0.0
     extra_norm_every: int = 0  # V2-H and V2-G: a LayerNorm on the main branch after so many blocks of a stage
     attention: Attention = "auto"
-    kernels: Kernels = "torch"
+    kernels: str = "torch"
     window_chunk: int = 0
     checkpointing: bool = False
 
@@ -116,9 +116,9 @@ def _validate(c: SwinConfig) -> None:
         raise ValueError(f"window_chunk={c.window_chunk}: choose 0 (all windows at once) or more")
     if c.mlp_ratio <= 0:
         raise ValueError(f"mlp_ratio={c.mlp_ratio} must be positive")
-    for name, choices in (("attention", get_args(Attention)), ("kernels", get_args(Kernels))):
-        if getattr(c, name) not in choices:
-            raise ValueError(f"{name}={getattr(c, name)!r}: choose one of {', '.join(choices)}")
+    if c.attention not in get_args(Attention):
+        raise ValueError(f"attention={c.attention!r}: choose one of {', '.join(get_args(Attention))}")
+    kernel_parts(c.kernels)
 
 
 def stage_config(config: SwinConfig, stage: int) -> SwinConfig:

@@ -148,7 +148,7 @@ MICRO = "swin_micro_fmnist"
         ("Swin-T", {}, "no model 'Swin-T'"),
         ("resnet50", {}, "list_models"),
         ("", {}, "list_models"),
-        (MICRO, {"kernels": "cuda"}, "kernels='cuda': choose one of torch, triton"),
+        (MICRO, {"kernels": "cuda"}, "kernels='cuda': choose 'torch', 'triton', or parts such as 'norm"),
         ("deit_micro_fmnist", {"attention": "triton"}, "attention='triton' is unknown to DeiT"),
         (MICRO, {"attention": "flash"}, "attention='flash'.*sdpa"),
         (MICRO, {"drop_path": 0.1}, "no option drop_path; it takes .*drop_path_rate"),
