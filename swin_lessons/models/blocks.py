@@ -23,7 +23,7 @@ class SwinBlock(nn.Module):
         self.drop_path2 = DropPath(drop_path)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.parts:
+        if self.parts and fused.allowed(self):
             return fused.block_v1(self, x)
         x = x + self.drop_path1(self.attn(self.norm1(x)))
         return x + self.drop_path2(self.mlp(self.norm2(x)))
@@ -44,7 +44,7 @@ class SwinBlockV2(SwinBlock):
         self.norm3 = nn.LayerNorm(dim) if extra_norm else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.parts:
+        if self.parts and fused.allowed(self):
             return fused.block_v2(self, x)
         x = x + self.drop_path1(self.norm1(self.attn(x)))
         return self.norm3(x + self.drop_path2(self.norm2(self.mlp(x))))

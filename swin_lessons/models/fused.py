@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from .fast import is_plain
 from .windows import fit_window, pad_to_windows, shift_mask, windows_along
 
 if TYPE_CHECKING:
@@ -42,6 +43,13 @@ def kernel_parts(kernels: str) -> frozenset[str]:
 
 
 # --- blocks
+
+
+def allowed(block: SwinBlock) -> bool:
+    """May kernels stand in for this block's layers? Not where one is replaced, quantised or watched by a hook."""
+    layers = (block.norm1, block.norm2, block.mlp.fc1)
+    ordinary = all(type(layer) in (nn.LayerNorm, nn.Linear) for layer in layers)
+    return ordinary and block.mlp.act.approximate == "none" and is_plain(*layers, block.mlp, block.mlp.act)
 
 
 def block_v1(block: SwinBlock, x: Tensor) -> Tensor:
