@@ -115,8 +115,8 @@ def _backward_kernel(
     program, programs = tl.program_id(0), tl.num_programs(0)
     column = tl.arange(0, BLOCK_C)
     weight = tl.load(weight_ptr + column, mask=column < C, other=0.0).to(tl.float32)
-    dweight = tl.zeros((BLOCK_C,), tl.float32)
-    dbias = tl.zeros((BLOCK_C,), tl.float32)
+    dweight = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
+    dbias = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
     for block in range(program, tl.cdiv(rows, BLOCK_R), programs):
         row = (block * BLOCK_R + tl.arange(0, BLOCK_R)).to(tl.int64)
         there = (row < rows)[:, None] & (column < C)[None, :]
@@ -126,13 +126,13 @@ def _backward_kernel(
         mean = tl.load(mean_ptr + row, mask=row < rows, other=0.0)
         rstd = tl.load(rstd_ptr + row, mask=row < rows, other=0.0)
         dx, unit = normalise_backward(dy, x, there, weight, mean, rstd, C)
-        dweight += tl.sum(dy * unit, 0)
-        dbias += tl.sum(dy, 0)
+        dweight += dy * unit
+        dbias += dy
         if MODE == 1:
             dx += tl.load(dsum_ptr + at, mask=there, other=0.0).to(tl.float32)
         tl.store(dx_ptr + at, dx, mask=there)
-    tl.store(dweight_ptr + program * C + column, dweight, mask=column < C)
-    tl.store(dbias_ptr + program * C + column, dbias, mask=column < C)
+    tl.store(dweight_ptr + program * C + column, tl.sum(dweight, 0), mask=column < C)
+    tl.store(dbias_ptr + program * C + column, tl.sum(dbias, 0), mask=column < C)
 
 
 # --- launching them
