@@ -167,6 +167,7 @@ def _norm(
     mean, rstd = (torch.empty(_rows(x), dtype=torch.float32, device=x.device) for _ in range(2))
     BLOCK_R, BLOCK_C, warps = tile(C)
     grid = (ceil_div(_rows(x), BLOCK_R),)
+    weight, bias = weight.contiguous(), bias.contiguous()
     if x.numel():
         args = (x, residual, weight, bias, total, y, mean, rstd, _rows(x), C, eps, mode, BLOCK_R, BLOCK_C)
         _forward_kernel[grid](*args, num_warps=warps)
@@ -190,7 +191,7 @@ def _norm_backward(
     dx, rows = torch.empty_like(x), _rows(x)
     BLOCK_R, BLOCK_C, warps = tile(C)
     dweight, dbias = partial_sums(x, rows)
-    args = (dy, dsum, x, weight, mean, rstd, dx, dweight, dbias, rows, C, mode, BLOCK_R, BLOCK_C)
+    args = (dy, dsum, x, weight.contiguous(), mean, rstd, dx, dweight, dbias, rows, C, mode, BLOCK_R, BLOCK_C)
     _backward_kernel[(len(dweight),)](*args, num_warps=warps)
     return dx, dweight.sum(0).to(weight.dtype), dbias.sum(0).to(weight.dtype)
 
@@ -235,7 +236,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5, *, im
         ValueError: shapes that do not fit; with impl="triton", more than 8,192 channels or a dtype other than
             fp32, fp16 and bf16.
     """
-    _check(x, weight, bias)
+    check_parameters(x, weight, bias)
     if not use_triton(impl, x, limit(x)):
         return layer_norm_torch(x, weight, bias, eps)
     return _norm(x, None, weight, bias, eps, PLAIN)[0]
@@ -259,7 +260,7 @@ def add_layer_norm(
     Raises:
         ValueError: as `layer_norm`; another `order`; `x` and `residual` of different shape or dtype.
     """
-    _check(x, weight, bias)
+    check_parameters(x, weight, bias)
     if order not in ("pre", "post"):
         raise ValueError(f"order={order!r}: choose 'pre' (Swin V1) or 'post' (Swin V2)")
     if x.shape != residual.shape or x.dtype != residual.dtype:
@@ -283,7 +284,12 @@ def limit(x: Tensor) -> str:
     )
 
 
-def _check(x: Tensor, weight: Tensor, bias: Tensor) -> None:
+def check_parameters(x: Tensor, weight: Tensor, bias: Tensor) -> None:
+    """Refuse a weight and a bias that do not fit the channels of `x`, and whole numbers.
+
+    Raises:
+        ValueError: names the shapes.
+    """
     if x.ndim == 0 or weight.shape != x.shape[-1:] or bias.shape != weight.shape:
         shapes = f"x {tuple(x.shape)}, weight {tuple(weight.shape)}, bias {tuple(bias.shape)}"
         raise ValueError(f"{shapes}: weight and bias need one number for each of x's channels")
