@@ -9,10 +9,11 @@ from compare import DEVICE, DTYPES, check, close, random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swin_lessons.kernels import reverse_unshift, shift_partition
+from swin_lessons.kernels import compile_report, reverse_unshift, shift_partition
+from swin_lessons.kernels.launch import tl, triton
 from swin_lessons.kernels.reverse_unshift import reverse_unshift_cost
 from swin_lessons.kernels.shift_partition import shift_partition_cost
-from swin_lessons.kernels.window_rows import window_shape
+from swin_lessons.kernels.window_rows import map_rows, window_shape
 from swin_lessons.models.blocks import make_block
 from swin_lessons.models.config import SwinConfig
 from swin_lessons.models.windows import (
@@ -27,7 +28,7 @@ pytest.importorskip("triton")
 
 # B, H, W, C, window, shift: square, H != W both ways, padded, one token, a window larger than the map, one axis shifted
 MAPS = [
-    (1, 14, 14, 96, (7, 7), (3, 3)),
+    (1, 8, 8, 96, (4, 4), (2, 2)),
     (1, 14, 28, 24, (7, 7), (3, 3)),
     (1, 28, 14, 24, (7, 7), (3, 3)),
     (3, 5, 9, 96, (4, 4), (2, 2)),
@@ -37,6 +38,8 @@ MAPS = [
     (1, 7, 5, 48, (8, 3), (0, 1)),
     (2, 6, 4, 192, (3, 4), (1, 0)),
 ]
+CASES = [(*MAP, torch.float32) for MAP in MAPS]
+CASES += [(*MAP, dtype) for MAP in MAPS[3:5] for dtype in DTYPES[1:]]
 
 
 def parameters(C):
@@ -50,8 +53,7 @@ def windows_for(B, H, W, C, window, dtype=torch.float32):
 # --- values and gradients
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("B", "H", "W", "C", "window", "shift"), MAPS)
+@pytest.mark.parametrize(("B", "H", "W", "C", "window", "shift", "dtype"), CASES)
 def test_shift_partition_with_norm(B, H, W, C, window, shift, dtype):
     inputs = (random(B, H, W, C, dtype=dtype), *parameters(C))
     check(
@@ -60,9 +62,8 @@ def test_shift_partition_with_norm(B, H, W, C, window, shift, dtype):
     )
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("order", ["pre", "post"])
-@pytest.mark.parametrize(("B", "H", "W", "C", "window", "shift"), MAPS)
+@pytest.mark.parametrize(("B", "H", "W", "C", "window", "shift", "dtype"), CASES)
 def test_reverse_unshift_with_norm(B, H, W, C, window, shift, order, dtype):
     inputs = (windows_for(B, H, W, C, window, dtype), random(B, H, W, C, dtype=dtype), *parameters(C))
     check(
@@ -71,8 +72,7 @@ def test_reverse_unshift_with_norm(B, H, W, C, window, shift, order, dtype):
     )
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("B", "H", "W", "C", "window", "shift"), MAPS)
+@pytest.mark.parametrize(("B", "H", "W", "C", "window", "shift", "dtype"), CASES)
 def test_moves_are_exact(B, H, W, C, window, shift, dtype):
     """Bit for bit: the package's own steps, the way back, and both gradients."""
     x = random(B, H, W, C, dtype=dtype)
@@ -88,8 +88,7 @@ def test_moves_are_exact(B, H, W, C, window, shift, dtype):
     assert torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("B", "H", "W", "C", "window", "shift"), MAPS)
+@pytest.mark.parametrize(("B", "H", "W", "C", "window", "shift", "dtype"), CASES)
 def test_reverse_unshift_adds_the_shortcut(B, H, W, C, window, shift, dtype):
     inputs = (windows_for(B, H, W, C, window, dtype), random(B, H, W, C, dtype=dtype))
     check(lambda x, s, impl: reverse_unshift(x, s, window, shift, impl=impl), inputs)
@@ -99,7 +98,7 @@ SIDE, SPAN = st.integers(1, 11), st.integers(1, 5)
 
 
 @given(SIDE, SIDE, SPAN, SPAN, st.integers(-3, 12), st.integers(-3, 12), st.sampled_from([1, 3, 40]))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_any_map_window_and_shift(H, W, h, w, dy, dx, C):
     x, window, shift = random(3, H, W, C), (h, w), (dy, dx)
     windows = shift_partition(x, window, shift, impl="triton")
@@ -121,6 +120,7 @@ def test_where_tokens_go():
     assert windows.squeeze(-1).tolist() == [[2, 3, 5, 6], [0, 1, 0, 4]]
 
 
+@pytest.mark.filterwarnings("ignore:divide by zero", "ignore:invalid value")  # 1 / deviation of padding
 def test_padding_is_zero_after_the_norm():
     """Not the bias; what lies there is dropped on the way back and gets a gradient of zero."""
     x, (weight, bias) = random(1, 3, 3, 16), parameters(16)
@@ -177,10 +177,27 @@ def test_non_contiguous_input_parameters_and_gradients(strided):
         torch.testing.assert_close(a, b, atol=1e-3, rtol=1e-4)
 
 
-def test_more_rows_than_a_grid_axis_holds():
-    """70,000 images: 140,000 rows in 8,750 programs would take minutes here, so the last images are what is asked."""
-    x = random(1, 1, 66_000, 1).detach()
-    assert torch.equal(shift_partition(x, (1, 1000), (0, 0), impl="triton").flatten(), x.flatten())
+@triton.jit
+def _places_kernel(row_ptr, place_ptr, is_token_ptr, rows, H, W, shift_y, shift_x, WINDOW: tl.constexpr):
+    at = tl.arange(0, 4)
+    place, is_token = map_rows(tl.load(row_ptr + at), rows, H, W, shift_y, shift_x, WINDOW, WINDOW)
+    tl.store(place_ptr + at, place)
+    tl.store(is_token_ptr + at, is_token)
+
+
+def test_rows_beyond_two_billion_numbers():
+    """The last rows of 10,000,000 images of 13 x 14: 196 rows each, and of each image the last is padding."""
+    row = torch.tensor(
+        [65_537, 1_959_999_998, 1_959_999_999, 1_960_000_000], dtype=torch.int32, device=DEVICE
+    )
+    place = torch.empty(4, dtype=torch.int64, device=DEVICE)
+    is_token = torch.empty(4, dtype=torch.int32, device=DEVICE)
+    _places_kernel[(1,)](row, place, is_token, 1_960_000_000, 13, 14, 0, 3, 7)
+    # 65,537 is row 73 of image 334: window 1, token 24, at (3, 10) before the roll, (3, 13) after it
+    assert place[0] == 334 * 182 + 3 * 14 + 13
+    # the last row of the last window is (13, 13), rolled to (13, 2): below the map; its neighbour likewise
+    assert place[2] == 9_999_999 * 182 + 13 * 14 + 2
+    assert is_token.tolist() == [1, 0, 0, 0]
 
 
 def test_half_tokens_and_full_parameters():
@@ -205,7 +222,13 @@ def test_no_images():
 def block_of(version, seed=0):
     """A shifted block whose norms and logit scales are random: V2 starts as the identity."""
     config = SwinConfig(
-        version=version, embed_dim=32, depths=(2,), num_heads=(2,), window_size=(4, 4), img_size=(20, 36)
+        version=version,
+        embed_dim=32,
+        depths=(2,),
+        num_heads=(2,),
+        pretrained_window_sizes=(0,),
+        window_size=(4, 4),
+        img_size=(20, 36),
     )
     block = make_block(config, stage=0, i=1, drop_path=0.0)
     generator = torch.Generator().manual_seed(seed)
@@ -286,7 +309,6 @@ def test_registered_properly():
     layout, ops = (5, 6, 1, 2, 4, 4), torch.ops.swin_lessons
     x, windows, norm = random(1, 5, 6, 16), windows_for(1, 5, 6, 16, (4, 4)), (*parameters(16), 1e-5)
     torch.library.opcheck(ops.cut.default, (x, layout))
-    torch.library.opcheck(ops.paste.default, (windows, None, layout))
     torch.library.opcheck(ops.paste.default, (windows, x, layout))
     torch.library.opcheck(ops.shift_partition.default, (x, *norm, layout))
     for mode in (1, 2):
@@ -358,11 +380,7 @@ def test_padding_costs():
     assert (back.bytes_before, back.bytes_after) == (2 * 192, 90)
 
 
-@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
-def test_a_compiler_spills_nothing(target):
-    """fp16: whole rows by 16 bytes a thread."""
-    from swin_lessons.kernels import compile_report
-
-    for name in ("shift_partition", "reverse_unshift"):
-        for row in compile_report(name, target, dtypes=["fp16"]):
-            assert (row["spill_bytes"], row["vector_bytes"]) == (0, 16), row
+def test_a_compiler_spills_nothing():
+    """Forward and backward; whole rows, 16 bytes a thread at once."""
+    rows = compile_report("reverse_unshift[C=96, pre]", "sm_80", dtypes=["fp16"])
+    assert [(row["spill_bytes"], row["vector_bytes"]) for row in rows] == [(0, 16), (0, 16)]
