@@ -307,6 +307,11 @@ def _check_order(order: str | None, weight: Tensor | None, bias: Tensor | None) 
 
 # --- what to expect
 
+# what one pass reads and writes beside the windows and one map
+FORWARD_MAPS = {None: 1, "pre": 2, "post": 1}  # the shortcut; the sum
+BACKWARD_MAPS = {None: 0, "pre": 3, "post": 1}  # the sum, its gradient, the shortcut's; the windows
+STATISTICS = 8  # bytes of a token's mean and 1 / deviation
+
 
 def reverse_unshift_cost(
     shape: Sequence[int],
@@ -335,12 +340,6 @@ def reverse_unshift_cost(
         move.bytes_after + maps * one + STATISTICS * B * H * W * bool(order),
         norm.flops + adds * B * H * W * C,
     )
-
-
-# what one pass reads and writes beside the windows and one map
-FORWARD_MAPS = {None: 1, "pre": 2, "post": 1}  # the shortcut; the sum
-BACKWARD_MAPS = {None: 0, "pre": 3, "post": 1}  # both gradients or the windows again; the sum; the shortcut's
-STATISTICS = 8  # bytes of a token's mean and 1 / deviation
 
 
 def specs() -> list[Spec]:
