@@ -6,5 +6,7 @@ takes Triton on a GPU that it compiles for, PyTorch elsewhere.
 
 from .layer_norm import add_layer_norm, layer_norm
 from .report import compile_report
+from .reverse_unshift import reverse_unshift
+from .shift_partition import shift_partition
 
-__all__ = ["add_layer_norm", "compile_report", "layer_norm"]
+__all__ = ["add_layer_norm", "compile_report", "layer_norm", "reverse_unshift", "shift_partition"]

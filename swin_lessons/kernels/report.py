@@ -19,7 +19,12 @@ from typing import Any
 from .launch import HAS_TRITON, interpreting
 from .spec import Spec
 
-OPERATIONS = ("layer_norm",)  # modules of this package that have `specs()`
+OPERATIONS = (
+    "layer_norm",
+    "window_rows",
+    "shift_partition",
+    "reverse_unshift",
+)  # modules of this package that have `specs()`
 
 
 @dataclass(frozen=True)

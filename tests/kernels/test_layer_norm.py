@@ -78,6 +78,12 @@ def test_non_contiguous_input_and_gradients(strided):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 
+def test_strided_parameters():
+    """Every second number of a vector, and one number for all channels."""
+    x, weight, bias = random(5, 24), random(48, seed=1).detach()[::2], random(1, seed=2).detach().expand(24)
+    check(layer_norm, (x, weight.requires_grad_(), bias.requires_grad_()))
+
+
 def test_padding_stays_out_of_the_variance():
     x = torch.tensor([[9.0, 10.0, 11.0]], device=DEVICE)
     y = layer_norm(x, torch.ones(3, device=DEVICE), torch.zeros(3, device=DEVICE), eps=0.0, impl="triton")
