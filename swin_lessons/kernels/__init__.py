@@ -4,7 +4,8 @@ A file holds the maths in PyTorch, the Triton kernel, its autograd, what it move
 takes Triton on a GPU that it compiles for, PyTorch elsewhere.
 """
 
+from .adamw import FusedAdamW, adamw_
 from .layer_norm import add_layer_norm, layer_norm
 from .report import compile_report
 
-__all__ = ["add_layer_norm", "compile_report", "layer_norm"]
+__all__ = ["FusedAdamW", "adamw_", "add_layer_norm", "compile_report", "layer_norm"]
