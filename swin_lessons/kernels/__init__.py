@@ -6,6 +6,7 @@ takes Triton on a GPU that it compiles for, PyTorch elsewhere.
 
 from .adamw import FusedAdamW, adamw_
 from .layer_norm import add_layer_norm, layer_norm
+from .linear_gelu import linear_gelu
 from .report import compile_report
 
-__all__ = ["FusedAdamW", "adamw_", "add_layer_norm", "compile_report", "layer_norm"]
+__all__ = ["FusedAdamW", "adamw_", "add_layer_norm", "compile_report", "layer_norm", "linear_gelu"]

@@ -19,7 +19,7 @@ from typing import Any
 from .launch import HAS_TRITON, interpreting
 from .spec import Spec
 
-OPERATIONS = ("layer_norm", "adamw")  # modules of this package that have `specs()`
+OPERATIONS = ("layer_norm", "adamw", "linear_gelu")  # modules of this package that have `specs()`
 
 
 @dataclass(frozen=True)
