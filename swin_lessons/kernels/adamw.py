@@ -283,14 +283,16 @@ def adamw_(
 
 def limit(written: Sequence[Tensor], grads: Sequence[Tensor]) -> str:
     """Why the kernel cannot take these tensors; empty when it can."""
-    tensors = [*written, *grads]
-    if len({t.device for t in tensors}) > 1:
+    kinds = {(t.dtype, t.device, t.layout, type(t)) for t in written}  # a few, of hundreds of tensors
+    grad_kinds = {(g.dtype, g.device, g.layout, type(g)) for g in grads}
+    dtypes, devices, layouts, types = (set(of) for of in zip(*kinds, *grad_kinds, strict=True))
+    if len(devices) > 1:
         return "tensors on several devices need a call for each"
-    if any(t.dtype != torch.float32 for t in written):
+    if {kind[0] for kind in kinds} != {torch.float32}:
         return "parameters, moments and averages must be float32"
-    if len({g.dtype for g in grads}) > 1 or grads[0].dtype not in DTYPES:
+    if len({kind[0] for kind in grad_kinds}) > 1 or not dtypes <= set(DTYPES):
         return "gradients must all be float32, all float16 or all bfloat16"
-    if not all(type(t) in PLAIN and t.layout == torch.strided for t in tensors):
+    if layouts != {torch.strided} or not types <= set(PLAIN):
         return "sparse tensors and tensor subclasses, as DTensor, have no single address"
     return ""
 
@@ -378,9 +380,8 @@ class FusedAdamW(torch.optim.AdamW):
         for option in ("amsgrad", "maximize"):
             if any(group.get(option) for group in groups):
                 raise ValueError(f"the state has {option}=True: load it into torch.optim.AdamW")
-        fused = [
-            {**group, "fused": True, "foreach": None} for group in groups
-        ]  # steps then lie on the device
+        # fused: PyTorch then keeps the steps on the device of the parameters
+        fused = [{**group, "fused": True, "foreach": None} for group in groups]
         super().load_state_dict({**state_dict, "param_groups": fused})
 
     def _update(self, group: dict[str, Any], params: list[Tensor]) -> None:
@@ -416,7 +417,7 @@ class FusedAdamW(torch.optim.AdamW):
     def _state(self, param: Tensor) -> dict[str, Tensor]:
         state = self.state[param]
         if not state:
-            state["step"] = torch.zeros((), device=param.device)
+            state["step"] = torch.zeros((), dtype=torch.float32, device=param.device)
             state |= {name: torch.zeros_like(param) for name in MOMENTS}
         return state
 
