@@ -4,7 +4,20 @@ A file holds the maths in PyTorch, the Triton kernel, its autograd, what it move
 takes Triton on a GPU that it compiles for, PyTorch elsewhere.
 """
 
+from .adamw import FusedAdamW, adamw_
 from .layer_norm import add_layer_norm, layer_norm
+from .linear_gelu import linear_gelu
 from .report import compile_report
+from .reverse_unshift import reverse_unshift
+from .shift_partition import shift_partition
 
-__all__ = ["add_layer_norm", "compile_report", "layer_norm"]
+__all__ = [
+    "FusedAdamW",
+    "adamw_",
+    "add_layer_norm",
+    "compile_report",
+    "layer_norm",
+    "linear_gelu",
+    "reverse_unshift",
+    "shift_partition",
+]

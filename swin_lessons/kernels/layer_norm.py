@@ -31,6 +31,28 @@ def layer_norm_torch(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5)
     return F.layer_norm(x.to(wide), weight.shape, weight.to(wide), bias.to(wide), eps).to(x.dtype)
 
 
+# --- the arithmetic of rows that lie in registers, for all kernels that normalise
+
+
+@triton.jit
+def normalise(x, there, weight, bias, C, eps):
+    """Rows `(BLOCK_R, BLOCK_C)` in fp32, normalised, and their mean and 1 / deviation; `there` is no padding."""
+    mean = tl.sum(x, 1) / C
+    centred = tl.where(there, x - mean[:, None], 0.0)  # padding must not enter the variance
+    rstd = 1 / tl.sqrt(tl.sum(centred * centred, 1) / C + eps)
+    return centred * rstd[:, None] * weight[None, :] + bias[None, :], mean, rstd
+
+
+@triton.jit
+def normalise_backward(dy, x, there, weight, mean, rstd, C):
+    """The gradient of the rows, and the normalised rows before weight and bias."""
+    unit = tl.where(there, (x - mean[:, None]) * rstd[:, None], 0.0)
+    dunit = dy * weight[None, :]
+    along = tl.sum(dunit * unit, 1) / C  # what the variance takes back
+    level = tl.sum(dunit, 1) / C  # what the mean takes back
+    return (dunit - level[:, None] - unit * along[:, None]) * rstd[:, None], unit
+
+
 # --- the kernels
 
 
@@ -61,16 +83,11 @@ def _forward_kernel(
         residual = tl.load(residual_ptr + at, mask=there, other=0.0).to(tl.float32)
         normed = residual
         if MODE == 1:
-            normed = (
-                (x + residual).to(sum_ptr.dtype.element_ty).to(tl.float32)
-            )  # what is stored is normalised
+            normed = (x + residual).to(sum_ptr.dtype.element_ty).to(tl.float32)  # as it is stored
             tl.store(sum_ptr + at, normed, mask=there)
-    mean = tl.sum(normed, 1) / C
-    centred = tl.where(there, normed - mean[:, None], 0.0)  # padding must not enter the variance
-    rstd = 1 / tl.sqrt(tl.sum(centred * centred, 1) / C + eps)
     weight = tl.load(weight_ptr + column, mask=column < C, other=0.0).to(tl.float32)
     bias = tl.load(bias_ptr + column, mask=column < C, other=0.0).to(tl.float32)
-    y = centred * rstd[:, None] * weight[None, :] + bias[None, :]
+    y, mean, rstd = normalise(normed, there, weight, bias, C, eps)
     if MODE == 2:
         y += x
     tl.store(y_ptr + at, y, mask=there)
@@ -98,8 +115,8 @@ def _backward_kernel(
     program, programs = tl.program_id(0), tl.num_programs(0)
     column = tl.arange(0, BLOCK_C)
     weight = tl.load(weight_ptr + column, mask=column < C, other=0.0).to(tl.float32)
-    dweight = tl.zeros((BLOCK_C,), tl.float32)
-    dbias = tl.zeros((BLOCK_C,), tl.float32)
+    dweight = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
+    dbias = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
     for block in range(program, tl.cdiv(rows, BLOCK_R), programs):
         row = (block * BLOCK_R + tl.arange(0, BLOCK_R)).to(tl.int64)
         there = (row < rows)[:, None] & (column < C)[None, :]
@@ -108,18 +125,14 @@ def _backward_kernel(
         x = tl.load(x_ptr + at, mask=there, other=0.0).to(tl.float32)
         mean = tl.load(mean_ptr + row, mask=row < rows, other=0.0)
         rstd = tl.load(rstd_ptr + row, mask=row < rows, other=0.0)
-        unit = tl.where(there, (x - mean[:, None]) * rstd[:, None], 0.0)
-        dweight += tl.sum(dy * unit, 0)
-        dbias += tl.sum(dy, 0)
-        dunit = dy * weight[None, :]
-        along = tl.sum(dunit * unit, 1) / C  # what the variance takes back
-        level = tl.sum(dunit, 1) / C  # what the mean takes back
-        dx = (dunit - level[:, None] - unit * along[:, None]) * rstd[:, None]
+        dx, unit = normalise_backward(dy, x, there, weight, mean, rstd, C)
+        dweight += dy * unit
+        dbias += dy
         if MODE == 1:
             dx += tl.load(dsum_ptr + at, mask=there, other=0.0).to(tl.float32)
         tl.store(dx_ptr + at, dx, mask=there)
-    tl.store(dweight_ptr + program * C + column, dweight, mask=column < C)
-    tl.store(dbias_ptr + program * C + column, dbias, mask=column < C)
+    tl.store(dweight_ptr + program * C + column, tl.sum(dweight, 0), mask=column < C)
+    tl.store(dbias_ptr + program * C + column, tl.sum(dbias, 0), mask=column < C)
 
 
 # --- launching them
@@ -130,6 +143,13 @@ def tile(C: int) -> tuple[int, int, int]:
     BLOCK_C = power_of_2(C)
     BLOCK_R = max(1, min(16, TILE // 2 // BLOCK_C))
     return BLOCK_R, BLOCK_C, 4 if BLOCK_R * BLOCK_C <= TILE else 8
+
+
+def partial_sums(x: Tensor, rows: int) -> Tensor:
+    """`(2, programs, C)` fp32, unset: what each program of a backward kernel adds up for weight and bias."""
+    C = x.shape[-1]
+    programs = max(1, min(ceil_div(rows, tile(C)[0]), 2 * multiprocessors(x)))
+    return torch.empty(2, programs, C, dtype=torch.float32, device=x.device)
 
 
 def _rows(x: Tensor) -> int:
@@ -147,6 +167,7 @@ def _norm(
     mean, rstd = (torch.empty(_rows(x), dtype=torch.float32, device=x.device) for _ in range(2))
     BLOCK_R, BLOCK_C, warps = tile(C)
     grid = (ceil_div(_rows(x), BLOCK_R),)
+    weight, bias = weight.contiguous(), bias.contiguous()
     if x.numel():
         args = (x, residual, weight, bias, total, y, mean, rstd, _rows(x), C, eps, mode, BLOCK_R, BLOCK_C)
         _forward_kernel[grid](*args, num_warps=warps)
@@ -169,10 +190,9 @@ def _norm_backward(
     dsum = dy if dsum is None else dsum.contiguous()
     dx, rows = torch.empty_like(x), _rows(x)
     BLOCK_R, BLOCK_C, warps = tile(C)
-    programs = max(1, min(ceil_div(rows, BLOCK_R), 2 * multiprocessors(x)))
-    dweight, dbias = torch.empty(2, programs, C, dtype=torch.float32, device=x.device)
-    args = (dy, dsum, x, weight, mean, rstd, dx, dweight, dbias, rows, C, mode, BLOCK_R, BLOCK_C)
-    _backward_kernel[(programs,)](*args, num_warps=warps)
+    dweight, dbias = partial_sums(x, rows)
+    args = (dy, dsum, x, weight.contiguous(), mean, rstd, dx, dweight, dbias, rows, C, mode, BLOCK_R, BLOCK_C)
+    _backward_kernel[(len(dweight),)](*args, num_warps=warps)
     return dx, dweight.sum(0).to(weight.dtype), dbias.sum(0).to(weight.dtype)
 
 
@@ -216,7 +236,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5, *, im
         ValueError: shapes that do not fit; with impl="triton", more than 8,192 channels or a dtype other than
             fp32, fp16 and bf16.
     """
-    _check(x, weight, bias)
+    check_parameters(x, weight, bias)
     if not use_triton(impl, x, limit(x)):
         return layer_norm_torch(x, weight, bias, eps)
     return _norm(x, None, weight, bias, eps, PLAIN)[0]
@@ -240,7 +260,7 @@ def add_layer_norm(
     Raises:
         ValueError: as `layer_norm`; another `order`; `x` and `residual` of different shape or dtype.
     """
-    _check(x, weight, bias)
+    check_parameters(x, weight, bias)
     if order not in ("pre", "post"):
         raise ValueError(f"order={order!r}: choose 'pre' (Swin V1) or 'post' (Swin V2)")
     if x.shape != residual.shape or x.dtype != residual.dtype:
@@ -264,7 +284,12 @@ def limit(x: Tensor) -> str:
     )
 
 
-def _check(x: Tensor, weight: Tensor, bias: Tensor) -> None:
+def check_parameters(x: Tensor, weight: Tensor, bias: Tensor) -> None:
+    """Refuse a weight and a bias that do not fit the channels of `x`, and whole numbers.
+
+    Raises:
+        ValueError: names the shapes.
+    """
     if x.ndim == 0 or weight.shape != x.shape[-1:] or bias.shape != weight.shape:
         shapes = f"x {tuple(x.shape)}, weight {tuple(weight.shape)}, bias {tuple(bias.shape)}"
         raise ValueError(f"{shapes}: weight and bias need one number for each of x's channels")

@@ -19,7 +19,8 @@ from typing import Any
 from .launch import HAS_TRITON, interpreting
 from .spec import Spec
 
-OPERATIONS = ("layer_norm",)  # modules of this package that have `specs()`
+# modules of this package that have `specs()`
+OPERATIONS = ("layer_norm", "window_rows", "shift_partition", "reverse_unshift", "adamw", "linear_gelu")
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from .style import CYCLE, GREY
 CAPTION = (
     "Slide the window beyond the one of training, whose offsets lie in the black frame and on the grey ground. "
     "Click an offset, or use the arrows once the table has the focus: the curves follow its row. Shades are "
-    "relative to the kind chosen; the curves share one scale."
+    "relative to the kind chosen; the curves share one scale. An offset is query minus key; biases are less the "
+    "head's mean over the window of training."
 )
 Tables = Mapping[str, Sequence[Tensor]]  # kind of bias -> for each window: (num_heads, 2w-1, 2w-1)
 

@@ -19,7 +19,8 @@ from .windows import show_shift
 
 SHIFT_CAPTION = (
     "Click a token, or reach the map with the Tab key and use the arrows. Clear tokens are those it attends to. "
-    "Red ones share its window after the roll, but the mask hides them."
+    "Red ones share its window after the roll, but the mask hides them. Blue frames: what the roll brought to "
+    "the other side; their inner edges are the seam."
 )
 POSITION_CAPTION = (
     "Each cell of the window shows which entry of the bias table serves it as a key of the orange query. "

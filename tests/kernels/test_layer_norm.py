@@ -42,9 +42,10 @@ def test_the_maths_is_pytorchs():
     torch.testing.assert_close(normed, F.layer_norm(x + x.sin(), (96,), weight, bias, 1e-5))
 
 
-@given(st.integers(1, 40), st.integers(1, 200), st.sampled_from(["pre", "post"]))
+@given(st.integers(1, 40), st.integers(3, 200), st.sampled_from(["pre", "post"]))
 @settings(max_examples=20, deadline=None)
 def test_any_rows_and_channels(rows, C, order):
+    """Two channels are +1 and -1 whatever they were: their gradient is rounding alone."""
     check(
         add_layer_norm,
         (random(rows, C), random(rows, C, seed=3), *parameters(C)),
@@ -54,10 +55,10 @@ def test_any_rows_and_channels(rows, C, order):
 
 
 def test_more_rows_than_a_grid_axis_holds():
-    x = random(65_537 * 16, 8).detach()  # many blocks of rows; past 65,535 programs of y and z, and of rows
+    x = random(66_000, 8).detach()
     weight, bias = parameters(8)
-    got = layer_norm(x[:66_000], weight, bias, impl="triton")
-    torch.testing.assert_close(got, layer_norm(x[:66_000], weight, bias, impl="torch"))
+    got = layer_norm(x, weight, bias, impl="triton")
+    torch.testing.assert_close(got, layer_norm(x, weight, bias, impl="torch"))
 
 
 @pytest.mark.parametrize("strided", ["transposed", "sliced", "expanded"])
@@ -76,6 +77,12 @@ def test_non_contiguous_input_and_gradients(strided):
         strict=True,
     ):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
+def test_strided_parameters():
+    """Every second number of a vector, and one number for all channels."""
+    x, weight, bias = random(5, 24), random(48, seed=1).detach()[::2], random(1, seed=2).detach().expand(24)
+    check(layer_norm, (x, weight.requires_grad_(), bias.requires_grad_()))
 
 
 def test_padding_stays_out_of_the_variance():

@@ -34,7 +34,7 @@ function build(data, ui) {
 
     curve.clear(10, 16);
     const across = (x) => 8.4 + (7 * x) / widest, down = (value) => 8.6 - 7.2 * share(value, range);
-    curve.fill(0.9, across(-side), "rgba(140, 140, 140, 0.18)", 8, across(side) - across(-side));
+    if (Math.abs(dy) <= side) curve.fill(0.9, across(-side), "rgba(140, 140, 140, 0.18)", 8, across(side) - across(-side));
     data.kinds.forEach((kind, i) => {
       const path = curve.context;
       path.strokeStyle = COLOURS[i];

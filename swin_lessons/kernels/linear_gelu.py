@@ -1,0 +1,319 @@
+"""The first half of an MLP, a linear layer and its GELU, with the GELU in the epilogue of the matrix product.
+
+The product is written once, after bias and GELU, instead of written, read and written again. Training keeps the rows
+before the GELU too, since its derivative needs them: a write, but no read.
+
+Programs take the tiles of the product in groups of rows, so that those that run side by side share rows of `x` and of
+the weight in the L2 cache.
+"""
+
+import math
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .cost import Cost
+from .launch import ceil_div, interpreting, multiprocessors, tl, triton, use_triton
+from .spec import Spec
+
+GROUP = 8  # rows of tiles that are taken together
+BLOCK_R, BLOCK_C = 16, 64  # tile of the backward pass
+
+
+class Tile(NamedTuple):
+    """A way to cut the product: the sides of a program's tile, its step along K, its warps, loads under way."""
+
+    BLOCK_M: int
+    BLOCK_N: int
+    BLOCK_K: int
+    num_warps: int
+    num_stages: int
+
+    @property
+    def sides(self) -> dict[str, int]:
+        """The `tl.constexpr` arguments of the kernel."""
+        return {"BLOCK_M": self.BLOCK_M, "BLOCK_N": self.BLOCK_N, "BLOCK_K": self.BLOCK_K}
+
+
+# Those that spill no register on sm_80, 86, 89 and 90; 128 x 128 by 4 warps and 128 x 256 by 8, usual elsewhere, do.
+HALF_32 = [Tile(128, 64, 32, 8, 4), Tile(64, 64, 32, 4, 4), Tile(64, 128, 32, 8, 4), Tile(128, 128, 32, 8, 4)]
+HALF_64 = [
+    Tile(128, 64, 64, 8, 3),
+    Tile(64, 64, 64, 4, 3),
+    Tile(128, 128, 64, 8, 3),
+    Tile(128, 128, 32, 8, 4),
+]
+FULL = [Tile(64, 64, 16, 4, 3), Tile(128, 64, 16, 8, 3), Tile(128, 128, 16, 8, 3)]
+
+
+# --- the maths, in PyTorch
+
+
+def linear_gelu_torch(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """GELU (exact, by erf) of a linear layer."""
+    return F.gelu(F.linear(x, weight, bias))
+
+
+# --- the kernels
+
+
+@triton.jit
+def _forward_kernel(
+    x_ptr,  # (M, K)
+    weight_ptr,  # (N, K)
+    bias_ptr,  # (N,)
+    y_ptr,  # (M, N)
+    linear_ptr,  # (M, N), what enters the GELU; written if SAVE
+    M,
+    K,
+    N,
+    SAVE: tl.constexpr,
+    WIDE: tl.constexpr,  # operands to fp32 first: the interpreter cannot multiply bf16
+    PRECISION: tl.constexpr,  # of fp32 operands: "ieee" or "tf32"
+    GROUP: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
+    first = tl.program_id(0) // (GROUP * tiles_n) * GROUP  # row of tiles
+    height = min(tiles_m - first, GROUP)
+    within = tl.program_id(0) % (GROUP * tiles_n)
+    row0, column0 = (first + within % height) * BLOCK_M, within // height * BLOCK_N
+    row, column = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)  # inside the tile, where 32 bits are enough
+    row_there, column_there = row < M - row0, column < N - column0
+    x_ptr += row0.to(tl.int64) * K
+    weight_ptr += column0.to(tl.int64) * K
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for start in range(0, K, BLOCK_K):
+        k = start + tl.arange(0, BLOCK_K)
+        x = tl.load(
+            x_ptr + (row[:, None] * K + k[None, :]), mask=row_there[:, None] & (k < K)[None, :], other=0.0
+        )
+        weight = tl.load(
+            weight_ptr + (column[None, :] * K + k[:, None]),
+            mask=column_there[None, :] & (k < K)[:, None],
+            other=0.0,
+        )
+        if WIDE:
+            x, weight = x.to(tl.float32), weight.to(tl.float32)
+        total = tl.dot(x, weight, total, input_precision=PRECISION)
+    bias = tl.load(bias_ptr + column0 + column, mask=column_there, other=0.0).to(tl.float32)
+    linear = total + bias[None, :]
+    tile = row0.to(tl.int64) * N + column0
+    at = row[:, None] * N + column[None, :]
+    there = row_there[:, None] & column_there[None, :]
+    if SAVE:
+        tl.store(linear_ptr + tile + at, linear, mask=there)
+    y = 0.5 * linear * (1 + tl.erf(linear * 0.7071067811865476))  # 1 / sqrt(2)
+    tl.store(y_ptr + tile + at, y, mask=there)
+
+
+@triton.jit
+def _backward_kernel(
+    dy_ptr,  # (M, N)
+    linear_ptr,  # (M, N)
+    dlinear_ptr,  # (M, N)
+    dbias_ptr,  # (programs along the rows, N) fp32: partial sums
+    M,
+    N,
+    BLOCK_R: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    tiles = tl.cdiv(N, BLOCK_C)
+    program, programs = tl.program_id(0) // tiles, tl.num_programs(0) // tiles
+    column = tl.program_id(0) % tiles * BLOCK_C + tl.arange(0, BLOCK_C)
+    dbias = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
+    for block in range(program, tl.cdiv(M, BLOCK_R), programs):
+        row = (block * BLOCK_R + tl.arange(0, BLOCK_R)).to(tl.int64)
+        there = (row < M)[:, None] & (column < N)[None, :]
+        at = row[:, None] * N + column[None, :]
+        dy = tl.load(dy_ptr + at, mask=there, other=0.0).to(tl.float32)
+        z = tl.load(linear_ptr + at, mask=there, other=0.0).to(tl.float32)
+        below = 0.5 * (1 + tl.erf(z * 0.7071067811865476))  # of the normal distribution, the part below z
+        density = 0.3989422804014327 * tl.exp(-0.5 * z * z)  # 1 / sqrt(2 pi)
+        dlinear = dy * (below + z * density)
+        tl.store(dlinear_ptr + at, dlinear, mask=there)
+        dbias += dlinear
+    tl.store(dbias_ptr + program * N + column, tl.sum(dbias, 0), mask=column < N)
+
+
+# --- launching them
+
+
+def tiles(K: int, itemsize: int) -> list[Tile]:
+    """What is worth trying for rows of `K` numbers: steps along K that waste nothing where K is 96, as in stage 1."""
+    if itemsize == 4:
+        return FULL
+    return HALF_64 if K % 64 == 0 else HALF_32
+
+
+def _kernel(choices: list[Tile]) -> tuple[Any, dict[str, int]]:
+    """What to launch, and the sides that it has to be told: a GPU finds the best, the interpreter takes the first."""
+    return (_forward_kernel, choices[0].sides) if interpreting() else (_tuned(tuple(choices)), {})
+
+
+@cache
+def _tuned(choices: tuple[Tile, ...]) -> Any:
+    """The kernel, which takes the fastest of the choices at its first launch for a width."""
+    configs = [triton.Config(t.sides, num_warps=t.num_warps, num_stages=t.num_stages) for t in choices]
+    return triton.autotune(configs, key=["K", "N", "SAVE"])(_forward_kernel)
+
+
+@torch.library.custom_op("swin_lessons::linear_gelu", mutates_args=())
+def _linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, save: bool) -> tuple[Tensor, Tensor]:
+    """`(y, linear)`; `linear`, which the backward pass needs, is empty unless `save`."""
+    (N, K), M = weight.shape, _rows(x)
+    x, weight, bias = x.contiguous(), weight.contiguous(), bias.contiguous()
+    y = x.new_empty(*x.shape[:-1], N)
+    linear = torch.empty_like(y) if save else x.new_empty(0)
+    if y.numel():
+        wide = interpreting() and x.dtype == torch.bfloat16
+        args = (x, weight, bias, y, linear, M, K, N, save, wide, _precision(), GROUP)
+        kernel, sides = _kernel(tiles(K, x.element_size()))
+        kernel[lambda tile: (ceil_div(M, tile["BLOCK_M"]) * ceil_div(N, tile["BLOCK_N"]),)](*args, **sides)
+    return y, linear
+
+
+def _rows(x: Tensor) -> int:
+    return math.prod(x.shape[:-1])
+
+
+def _precision() -> str:
+    """Of products of fp32, as PyTorch's own: 19 bits only where they were asked for."""
+    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
+
+
+@_linear_gelu.register_fake
+def _(x, weight, bias, save):
+    y = x.new_empty(*x.shape[:-1], weight.shape[0])
+    return y, torch.empty_like(y) if save else x.new_empty(0)
+
+
+@torch.library.custom_op("swin_lessons::gelu_backward", mutates_args=())
+def _gelu_backward(dy: Tensor, linear: Tensor) -> tuple[Tensor, Tensor]:
+    """`(dlinear, dbias)`: the gradient of what entered the GELU, and its sum over rows in fp32."""
+    dy, linear = dy.contiguous(), linear.contiguous()
+    M, N = _rows(linear), linear.shape[-1]
+    across = ceil_div(N, BLOCK_C)
+    along = max(1, min(ceil_div(M, BLOCK_R), 8 * multiprocessors(linear) // across))
+    dlinear = torch.empty_like(linear)
+    dbias = torch.empty(along, N, dtype=torch.float32, device=linear.device)
+    if N:
+        _backward_kernel[(along * across,)](dy, linear, dlinear, dbias, M, N, BLOCK_R, BLOCK_C)
+    return dlinear, dbias.sum(0)
+
+
+@_gelu_backward.register_fake
+def _(dy, linear):
+    return linear.new_empty(linear.shape), linear.new_empty(linear.shape[-1], dtype=torch.float32)
+
+
+def _keep(ctx: Any, inputs: tuple, output: tuple) -> None:
+    x, weight, bias, _ = inputs
+    _, linear = output
+    ctx.bias_dtype = bias.dtype
+    ctx.mark_non_differentiable(linear)
+    ctx.save_for_backward(x, weight, linear)
+
+
+def _gradients(ctx: Any, dy: Tensor, _: Tensor) -> tuple:
+    x, weight, linear = ctx.saved_tensors
+    dlinear, dbias = _gelu_backward(dy, linear)
+    dx = dlinear @ weight if ctx.needs_input_grad[0] else None
+    dweight = None
+    if ctx.needs_input_grad[1]:
+        dweight = dlinear.reshape(-1, weight.shape[0]).t() @ x.reshape(-1, weight.shape[1])
+    return dx, dweight, dbias.to(ctx.bias_dtype), None
+
+
+_linear_gelu.register_autograd(_gradients, setup_context=_keep)
+
+
+# --- the operation
+
+
+def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, *, impl: str = "auto") -> Tensor:
+    """GELU (exact, by erf) of a linear layer: `(..., K)` -> `(..., N)`; sums in fp32.
+
+    What enters the GELU is kept only where a gradient will be asked for. Under autocast the operands are cast first, as
+    those of `F.linear` are. Products of fp32 are exact unless `torch.backends.cuda.matmul` allows TF32.
+
+    Args:
+        weight: `(N, K)`, as in `nn.Linear`.
+        bias: `(N,)`.
+        impl: "auto", "torch" or "triton". Triton tries a few tiles at its first launch for a `(K, N)` on a GPU.
+
+    Raises:
+        ValueError: shapes, dtypes or devices that do not fit; with impl="triton", a dtype other than fp32, fp16 and
+            bf16.
+    """
+    if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:
+        x, weight, bias = (t.to(torch.get_autocast_dtype(x.device.type)) for t in (x, weight, bias))
+    _check(x, weight, bias)
+    if not use_triton(impl, x):
+        return linear_gelu_torch(x, weight, bias)
+    save = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad or bias.requires_grad)
+    return _linear_gelu(x, weight, bias, save)[0]
+
+
+def _check(x: Tensor, weight: Tensor, bias: Tensor) -> None:
+    shapes = f"x {tuple(x.shape)}, weight {tuple(weight.shape)}, bias {tuple(bias.shape)}"
+    if x.ndim == 0 or weight.ndim != 2 or weight.shape[1] != x.shape[-1] or bias.shape != weight.shape[:1]:
+        raise ValueError(f"{shapes}: they must be (..., K), (N, K) and (N,)")
+    if len({t.dtype for t in (x, weight, bias)}) > 1 or len({t.device for t in (x, weight, bias)}) > 1:
+        kinds = ", ".join(f"{t.dtype} on {t.device}" for t in (x, weight, bias))
+        raise ValueError(
+            f"x, weight and bias are {kinds}: they must be alike; cast them, or use torch.autocast"
+        )
+
+
+# --- what to expect
+
+
+def linear_gelu_cost(
+    M: int, K: int, N: int, itemsize: int, training: bool = False, backward: bool = False
+) -> Cost:
+    """`(M, K)` to `(M, N)`: a linear layer with its bias, then GELU; `training` keeps what enters the GELU.
+
+    Backward, both have the two products; before, the derivative of GELU and the sum of the bias are separate.
+    """
+    operands, wide = (M * K + N * K + N) * itemsize, M * N * itemsize
+    if backward:
+        products = 2 * (wide + (M * K + N * K) * itemsize)
+        rest = 3 * wide + N * itemsize
+        return Cost(4, 4, products + rest + wide, products + rest, 4 * M * K * N)
+    return Cost(2, 1, operands + 3 * wide, operands + (1 + training) * wide, 2 * M * K * N)
+
+
+def specs() -> list[Spec]:
+    """The launches to compile for a report: the first layer of the MLP in stages 1 and 3 of Swin-T at batch 32."""
+    found = []
+    for C, M in ((96, 32 * 56 * 56), (384, 32 * 14 * 14)):
+        sizes, label = {"M": M, "K": C, "N": 4 * C}, f"linear_gelu[{C}, {4 * C}]"
+        for itemsize, dtypes in ((4, ("fp32",)), (2, ("fp16", "bf16"))):
+            for tile in tiles(C, itemsize):
+                found.append(
+                    _spec(f"{label} {tile.BLOCK_M}x{tile.BLOCK_N}x{tile.BLOCK_K}", sizes, tile, dtypes)
+                )
+        found.append(_spec(f"{label} tf32", sizes, FULL[0], ("fp32",), "tf32"))
+        found.append(
+            Spec(
+                f"{label} backward",
+                _backward_kernel,
+                {"dbias_ptr": "fp32"},
+                {"M": M, "N": 4 * C},
+                {"BLOCK_R": BLOCK_R, "BLOCK_C": BLOCK_C},
+            )
+        )
+    return found
+
+
+def _spec(
+    name: str, sizes: dict[str, int], tile: Tile, dtypes: tuple[str, ...], precision: str = "ieee"
+) -> Spec:
+    fixed = {"SAVE": True, "WIDE": False, "PRECISION": precision, "GROUP": GROUP}
+    return Spec(name, _forward_kernel, {}, sizes, fixed | tile.sides, tile.num_warps, tile.num_stages, dtypes)

@@ -1,0 +1,358 @@
+"""From what attention wrote back to the map: reverse, un-shift, crop, add, LayerNorm in one pass.
+
+V1 (pre-norm) needs the sum and, for the MLP, the sum normalised; V2 (res-post-norm) normalises what comes from the
+windows and adds that to the shortcut.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..models.windows import Size
+from .cost import Cost
+from .launch import ceil_div, tl, triton, use_triton
+from .layer_norm import (
+    POST,
+    PRE,
+    check_parameters,
+    layer_norm_cost,
+    layer_norm_torch,
+    limit,
+    normalise,
+    normalise_backward,
+    partial_sums,
+    tile,
+)
+from .spec import Spec
+from .window_rows import (
+    STAGES,
+    Layout,
+    check_map,
+    count_rows,
+    layout_of,
+    map_rows,
+    move_cost,
+    padded,
+    paste,
+    paste_torch,
+    window_scalars,
+    window_shape,
+    window_tiles,
+    windows_of,
+)
+
+# --- the maths, in PyTorch
+
+
+def reverse_unshift_torch(
+    windows: Tensor,
+    shortcut: Tensor,
+    window_size: Size,
+    shift_size: Size,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    order: str | None,
+) -> tuple[Tensor, Tensor] | Tensor:
+    """Put back, roll back, crop; then add and normalise, in the order asked for."""
+    _, H, W, _ = shortcut.shape
+    x = paste_torch(windows, H, W, window_size, shift_size)
+    if weight is None or bias is None:
+        return shortcut + x
+    if order == "post":
+        return shortcut + layer_norm_torch(x, weight, bias, eps)
+    total = shortcut + x
+    return total, layer_norm_torch(total, weight, bias, eps)
+
+
+# --- the kernels
+
+
+@triton.jit
+def _forward_kernel(
+    windows_ptr,  # (rows, C)
+    shortcut_ptr,  # (B, H, W, C)
+    weight_ptr,  # (C,)
+    bias_ptr,  # (C,)
+    sum_ptr,  # (B, H, W, C), written in mode PRE
+    y_ptr,  # (B, H, W, C)
+    mean_ptr,  # (rows,) fp32, in window order
+    rstd_ptr,  # (rows,) fp32
+    rows,
+    C,
+    eps,
+    H,
+    W,
+    shift_y,
+    shift_x,
+    WINDOW_H: tl.constexpr,
+    WINDOW_W: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    MODE: tl.constexpr,
+):
+    row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
+    place, is_token = map_rows(row, rows, H, W, shift_y, shift_x, WINDOW_H, WINDOW_W)
+    column = tl.arange(0, BLOCK_C)
+    there = is_token[:, None] & (column < C)[None, :]
+    in_window = row.to(tl.int64)[:, None] * C + column[None, :]
+    on_map = place[:, None] * C + column[None, :]
+    normed = tl.load(windows_ptr + in_window, mask=there, other=0.0).to(tl.float32)
+    shortcut = tl.load(shortcut_ptr + on_map, mask=there, other=0.0).to(tl.float32)
+    if MODE == 1:
+        normed = (shortcut + normed).to(sum_ptr.dtype.element_ty).to(tl.float32)  # as it is stored
+        tl.store(sum_ptr + on_map, normed, mask=there)
+    weight = tl.load(weight_ptr + column, mask=column < C, other=0.0).to(tl.float32)
+    bias = tl.load(bias_ptr + column, mask=column < C, other=0.0).to(tl.float32)
+    y, mean, rstd = normalise(normed, there, weight, bias, C, eps)
+    if MODE == 2:
+        y += shortcut
+    tl.store(y_ptr + on_map, y, mask=there)
+    tl.store(mean_ptr + row, mean, mask=row < rows)
+    tl.store(rstd_ptr + row, rstd, mask=row < rows)
+
+
+@triton.jit
+def _backward_kernel(
+    dy_ptr,  # (B, H, W, C)
+    dsum_ptr,  # (B, H, W, C), a second gradient that reaches the sum, in mode PRE
+    x_ptr,  # the rows that were normalised: the sum (B, H, W, C) in mode PRE, else windows (rows, C)
+    weight_ptr,  # (C,)
+    mean_ptr,  # (rows,) fp32, in window order
+    rstd_ptr,  # (rows,) fp32
+    dwindows_ptr,  # (rows, C)
+    dshortcut_ptr,  # (B, H, W, C), written in mode PRE: the same numbers in the map's order
+    dweight_ptr,  # (programs, C) fp32: partial sums
+    dbias_ptr,  # (programs, C) fp32
+    rows,
+    C,
+    H,
+    W,
+    shift_y,
+    shift_x,
+    WINDOW_H: tl.constexpr,
+    WINDOW_W: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    MODE: tl.constexpr,
+):
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    column = tl.arange(0, BLOCK_C)
+    weight = tl.load(weight_ptr + column, mask=column < C, other=0.0).to(tl.float32)
+    dweight = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
+    dbias = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
+    for block in range(program, tl.cdiv(rows, BLOCK_R), programs):
+        row = block * BLOCK_R + tl.arange(0, BLOCK_R)
+        place, is_token = map_rows(row, rows, H, W, shift_y, shift_x, WINDOW_H, WINDOW_W)
+        there = is_token[:, None] & (column < C)[None, :]
+        in_window = row.to(tl.int64)[:, None] * C + column[None, :]
+        on_map = place[:, None] * C + column[None, :]
+        dy = tl.load(dy_ptr + on_map, mask=there, other=0.0).to(tl.float32)
+        if MODE == 1:
+            x = tl.load(x_ptr + on_map, mask=there, other=0.0).to(tl.float32)
+        else:
+            x = tl.load(x_ptr + in_window, mask=there, other=0.0).to(tl.float32)
+        mean = tl.load(mean_ptr + row, mask=is_token, other=0.0)
+        rstd = tl.load(rstd_ptr + row, mask=is_token, other=0.0)
+        dx, unit = normalise_backward(dy, x, there, weight, mean, rstd, C)
+        dweight += dy * unit
+        dbias += dy
+        if MODE == 1:
+            dx += tl.load(dsum_ptr + on_map, mask=there, other=0.0).to(tl.float32)
+            tl.store(dshortcut_ptr + on_map, dx, mask=there)
+        every = (row < rows)[:, None] & (column < C)[None, :]
+        tl.store(dwindows_ptr + in_window, dx, mask=every)  # zeros for padding
+    tl.store(dweight_ptr + program * C + column, tl.sum(dweight, 0), mask=column < C)
+    tl.store(dbias_ptr + program * C + column, tl.sum(dbias, 0), mask=column < C)
+
+
+# --- launching them
+
+
+@torch.library.custom_op("swin_lessons::reverse_unshift", mutates_args=())
+def _reverse_unshift(
+    windows: Tensor, shortcut: Tensor, weight: Tensor, bias: Tensor, eps: float, mode: int, layout: Layout
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`(y, sum, mean, rstd)`; sum is empty unless `mode` is PRE."""
+    windows, shortcut = windows.contiguous(), shortcut.contiguous()
+    rows, C, (BLOCK_R, BLOCK_C, warps) = count_rows(windows), windows.shape[-1], tile(windows.shape[-1])
+    y = torch.empty_like(shortcut)
+    total = torch.empty_like(shortcut) if mode == PRE else shortcut.new_empty(0)
+    mean, rstd = (torch.empty(rows, dtype=torch.float32, device=windows.device) for _ in range(2))
+    if rows:
+        pointers = (windows, shortcut, weight.contiguous(), bias.contiguous(), total, y, mean, rstd)
+        args = (*pointers, rows, C, eps, *layout, BLOCK_R, BLOCK_C, mode)
+        _forward_kernel[(ceil_div(rows, BLOCK_R),)](*args, num_warps=warps)
+    return y, total, mean, rstd
+
+
+@_reverse_unshift.register_fake
+def _(windows, shortcut, weight, bias, eps, mode, layout):
+    statistic = windows.new_empty(count_rows(windows), dtype=torch.float32)
+    total = shortcut.new_empty(shortcut.shape if mode == PRE else 0)
+    return shortcut.new_empty(shortcut.shape), total, statistic, torch.empty_like(statistic)
+
+
+@torch.library.custom_op("swin_lessons::reverse_unshift_backward", mutates_args=())
+def _reverse_unshift_backward(
+    dy: Tensor,
+    dsum: Tensor | None,
+    x: Tensor,
+    weight: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    mode: int,
+    layout: Layout,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`(dwindows, dshortcut, dweight, dbias)` for the rows `x` that were normalised; dshortcut in mode PRE only."""
+    (BLOCK_R, BLOCK_C, warps), rows, dy = tile(x.shape[-1]), len(mean), dy.contiguous()
+    dwindows, dshortcut = windows_of(dy, layout), torch.empty_like(dy) if mode == PRE else dy.new_empty(0)
+    dweight, dbias = partial_sums(dy, rows)
+    second = dsum.contiguous() if dsum is not None else dy
+    normed = (x.contiguous(), weight.contiguous(), mean, rstd)
+    args = (dy, second, *normed, dwindows, dshortcut, dweight, dbias, rows, x.shape[-1], *layout)
+    _backward_kernel[(len(dweight),)](*args, BLOCK_R, BLOCK_C, mode, num_warps=warps)
+    return dwindows, dshortcut, dweight.sum(0).to(weight.dtype), dbias.sum(0).to(weight.dtype)
+
+
+@_reverse_unshift_backward.register_fake
+def _(dy, dsum, x, weight, mean, rstd, mode, layout):
+    dshortcut = dy.new_empty(dy.shape if mode == PRE else 0)
+    return windows_of(dy, layout), dshortcut, torch.empty_like(weight), torch.empty_like(weight)
+
+
+def _keep(ctx: Any, inputs: tuple, output: tuple) -> None:
+    windows, _, weight, _, _, ctx.mode, ctx.layout = inputs
+    _, total, mean, rstd = output
+    ctx.mark_non_differentiable(mean, rstd)
+    ctx.save_for_backward(total if ctx.mode == PRE else windows, weight, mean, rstd)
+
+
+def _gradients(ctx: Any, dy: Tensor, dsum: Tensor | None, *_: Tensor) -> tuple:
+    dsum = dsum if ctx.mode == PRE else None
+    found = _reverse_unshift_backward(dy, dsum, *ctx.saved_tensors, ctx.mode, ctx.layout)
+    dwindows, dshortcut, dweight, dbias = found
+    return dwindows, dshortcut if ctx.mode == PRE else dy, dweight, dbias, None, None, None
+
+
+_reverse_unshift.register_autograd(_gradients, setup_context=_keep)
+
+
+# --- the operation
+
+
+def reverse_unshift(
+    windows: Tensor,
+    shortcut: Tensor,
+    window_size: Size,
+    shift_size: Size = (0, 0),
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    order: str | None = None,
+    impl: str = "auto",
+) -> tuple[Tensor, Tensor] | Tensor:
+    """Undo `shift_partition` and add the shortcut: `(B * num_windows, N, C)` and `(B, H, W, C)` -> `(B, H, W, C)`.
+
+    With x for the windows put back on the map, and LN for LayerNorm with `weight` and `bias`, statistics in fp32:
+
+    - `order=None`: returns `shortcut + x`;
+    - `order="pre"` (Swin V1): `s = shortcut + x`, returns `(s, LN(s))`;
+    - `order="post"` (Swin V2's res-post-norm, arXiv:2111.09883, figure 1): returns `shortcut + LN(x)`.
+
+    Args:
+        window_size, shift_size: as `shift_partition` had them. What the windows hold for padding is dropped.
+        weight, bias: `(C,)`, with an order; none without.
+        impl: "auto", "torch" or "triton".
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit; another `order`; an order without weight and bias, or these
+            without an order; with impl="triton", the limits of `shift_partition`.
+    """
+    check_map(shortcut, window_size, shift_size)
+    _check(windows, shortcut, window_size)
+    _check_order(order, weight, bias)
+    if weight is not None and bias is not None:
+        check_parameters(shortcut, weight, bias)
+    if not use_triton(impl, shortcut, limit(shortcut)):
+        return reverse_unshift_torch(windows, shortcut, window_size, shift_size, weight, bias, eps, order)
+    layout = layout_of(shortcut, window_size, shift_size)
+    if weight is None or bias is None:
+        return paste(windows, shortcut, layout)
+    mode = PRE if order == "pre" else POST
+    y, total, _, _ = _reverse_unshift(windows, shortcut, weight, bias, eps, mode, layout)
+    return (total, y) if order == "pre" else y
+
+
+def _check(windows: Tensor, shortcut: Tensor, window_size: Size) -> None:
+    expected = window_shape(shortcut.shape, window_size)
+    if windows.shape != expected:
+        raise ValueError(
+            f"windows {tuple(windows.shape)} do not fit: a shortcut {tuple(shortcut.shape)} in windows of "
+            f"{tuple(window_size)} is cut into {expected}"
+        )
+    if windows.dtype != shortcut.dtype:
+        raise ValueError(f"windows of {windows.dtype} and shortcut of {shortcut.dtype} must be alike")
+
+
+def _check_order(order: str | None, weight: Tensor | None, bias: Tensor | None) -> None:
+    if order not in (None, "pre", "post"):
+        raise ValueError(f"order={order!r}: choose 'pre' (Swin V1), 'post' (Swin V2) or None (no LayerNorm)")
+    if {weight is None, bias is None} != {order is None}:
+        raise ValueError(f"order={order!r}: LayerNorm needs an order, a weight and a bias, or none of them")
+
+
+# --- what to expect
+
+# what one pass reads and writes beside the windows and one map
+FORWARD_MAPS = {None: 1, "pre": 2, "post": 1}  # the shortcut; the sum
+BACKWARD_MAPS = {None: 0, "pre": 3, "post": 1}  # the sum, its gradient, the shortcut's; the windows
+STATISTICS = 8  # bytes of a token's mean and 1 / deviation
+
+
+def reverse_unshift_cost(
+    shape: Sequence[int],
+    window_size: Size,
+    shift_size: Size,
+    itemsize: int,
+    *,
+    order: str | None = None,
+    backward: bool = False,
+) -> Cost:
+    """Windows back to a map `(B, H, W, C)`, with the shortcut. PyTorch: copy, roll, add, LayerNorm, once each.
+
+    A map that was cropped is no longer contiguous, so that LayerNorm (order "post") copies it first.
+    """
+    B, H, W, C = shape
+    one = B * H * W * C * itemsize
+    move = move_cost(shape, window_size, shift_size, itemsize, back=not backward)
+    norm = layer_norm_cost(B * H * W, C, itemsize, backward) if order else Cost(0, 1, 0, 0, 0)
+    adds = order == "pre" if backward else True
+    copies = order == "post" and not backward and padded(H, W, window_size) != (H, W)
+    maps = BACKWARD_MAPS[order] if backward else FORWARD_MAPS[order]
+    return Cost(
+        move.launches_before + norm.launches_before + adds + copies,
+        norm.launches_after,
+        move.bytes_before + norm.bytes_before + 3 * one * adds + 2 * one * copies,
+        move.bytes_after + maps * one + STATISTICS * B * H * W * bool(order),
+        norm.flops + adds * B * H * W * C,
+    )
+
+
+def specs() -> list[Spec]:
+    """The launches to compile for a report."""
+    parameters = dict.fromkeys(("weight_ptr", "bias_ptr", "mean_ptr", "rstd_ptr"), "fp32")
+    partial = parameters | {"dweight_ptr": "fp32", "dbias_ptr": "fp32"}
+    found = []
+    for C, side in STAGES:
+        sizes, (tiles, warps) = window_scalars(C, side), window_tiles(C)
+        for mode, order in ((PRE, "pre"), (POST, "post")):
+            label, chosen = f"reverse_unshift[C={C}, {order}]", tiles | {"MODE": mode}
+            found += [
+                Spec(label, _forward_kernel, parameters, sizes | {"eps": 1e-5}, chosen, warps),
+                Spec(f"{label} backward", _backward_kernel, partial, sizes, chosen, warps),
+            ]
+    return found
