@@ -83,6 +83,25 @@ def image_side(text: str) -> int:
     return int(text)
 
 
+def check_writable(path: Path | None, option: str, example: str) -> None:
+    """Before the work that is to be written, not after. Raises OSError that names the file and the remedy."""
+    from swin_lessons.training.files import refuse_file
+
+    if path is None:
+        return
+    if path.is_dir():
+        raise IsADirectoryError(f"{option} {path} is a folder: name a file, such as {path / example}")
+    refuse_file(path.parent)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a"):
+            pass
+    except OSError as error:
+        raise OSError(f"{option} {path} cannot be written: {error.strerror}; name another file") from error
+    if path.stat().st_size == 0:
+        path.unlink()
+
+
 def table(rows: list[tuple[str, str]], indent: str = "  ") -> str:
     """Two columns, the first padded to its widest entry."""
     width = max((len(left) for left, _ in rows), default=0)

@@ -118,7 +118,9 @@ def _places(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Iterat
     from swin_lessons.models import rows, swin
 
     kinds = {id(m): k for name, m in model.named_modules() if (k := kind_of_module(name, m))}
-    weights = {id(m.weight): kinds[id(m)] for m in model.modules() if isinstance(m, nn.Linear) and id(m) in kinds}
+    weights = {
+        id(m.weight): kinds[id(m)] for m in model.modules() if isinstance(m, nn.Linear) and id(m) in kinds
+    }
 
     def of_module(module: Any, *_: Any, **__: Any) -> str | None:
         return kinds.get(id(module))

@@ -1,4 +1,10 @@
-"""Where training memory goes: what autograd saves for the backward pass, and the ledger of a step."""
+"""Where training memory goes: what autograd saves for the backward pass, and the ledger of a step.
+
+The ledger predicts the peak of a step from one forward pass. At the end of that pass all activations are there and no
+gradient. The backward pass then frees a layer's activations and makes its gradients, from the last layer to the
+first; which layer is the worst depends on the batch. With a small batch it is the first one, or the optimiser's step,
+where all gradients are there. What a layer needs while it works comes on top of that and is not predicted.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +16,18 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from swin_lessons.profiling.kinds import REST, kind_ranges
 from swin_lessons.profiling.running import module_names, running_module, storage_key
+from swin_lessons.profiling.work import KindStack
 
-__all__ = ["MemoryLedger", "SavedTensors", "memory_ledger", "saved_for_backward"]
+__all__ = [
+    "LayerMemory",
+    "MemoryLedger",
+    "SavedTensors",
+    "memory_ledger",
+    "saved_by_kind",
+    "saved_for_backward",
+]
 
 LossFn = Callable[[Any], Tensor]
 
@@ -54,9 +69,23 @@ def saved_for_backward(model: nn.Module, x: Tensor, loss_fn: LossFn | None = Non
         x: a batch, first axis B.
         loss_fn: the model's output -> a scalar; the sum of the output (or of its `.logits`) by default.
     """
+    names = module_names(model)
+    return _saved(model, x, loss_fn, lambda: running_module(names))
+
+
+def saved_by_kind(model: nn.Module, x: Tensor, loss_fn: LossFn | None = None) -> dict[str, int]:
+    """`saved_for_backward` by kind of work (see `kinds`): {kind: bytes}. What is on ctx is in "the rest"."""
+    stack = KindStack()
+    with kind_ranges(model, stack):
+        saved = _saved(model, x, loss_fn, lambda: stack.current or REST)
+    saved.by_module[REST] = saved.by_module.get(REST, 0) + saved.on_ctx
+    return saved.by_module
+
+
+def _saved(model: nn.Module, x: Tensor, loss_fn: LossFn | None, owner: Callable[[], str]) -> SavedTensors:
+    """What the forward pass keeps, by who `owner()` says is running."""
     saved = SavedTensors(batch=x.shape[0])
     kept: dict[int, Any] = {}  # keeps storages alive, so that a key means one storage
-    names = module_names(model)
     known = {storage_key(t) for t in [*model.parameters(), *model.buffers()]}
 
     def size(tensor: Tensor) -> int:
@@ -71,7 +100,7 @@ def saved_for_backward(model: nn.Module, x: Tensor, loss_fn: LossFn | None = Non
 
     def pack(tensor: Tensor) -> Tensor:
         if new := size(tensor):
-            name = running_module(names)
+            name = owner()
             saved.by_module[name] = saved.by_module.get(name, 0) + new
         return tensor
 
@@ -109,8 +138,17 @@ def _tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 @dataclass
+class LayerMemory:
+    """Bytes of one layer: activations kept for its backward pass (of the whole batch), gradients of its parameters."""
+
+    name: str
+    activations: int
+    gradients: int
+
+
+@dataclass
 class MemoryLedger:
-    """Bytes of one training step by purpose. `activations` is for the whole batch."""
+    """Bytes of one training step by purpose. `activations` is for the whole batch; `layers` splits it up."""
 
     batch: int
     parameters: int
@@ -118,6 +156,8 @@ class MemoryLedger:
     gradients: int
     optimizer: int
     activations: int
+    layers: list[LayerMemory] = field(default_factory=list)
+    """In the order of the forward pass."""
 
     @property
     def states(self) -> int:
@@ -126,13 +166,42 @@ class MemoryLedger:
 
     @property
     def total(self) -> int:
-        """States and activations."""
+        """States and activations: no step holds more than this and its layers' temporary tensors."""
         return self.states + self.activations
+
+    @property
+    def resident(self) -> int:
+        """What is there between two steps: parameters, buffers, optimiser states."""
+        return self.parameters + self.buffers + self.optimizer
+
+    @property
+    def peak(self) -> int:
+        """The most that is held at once: while some layer's backward pass runs, or the optimiser.
+
+        When a layer's turn comes, its activations and those of all layers before it are still there, and it makes
+        its gradients beside those of all layers after it.
+        """
+        kept, made, most = self.activations, 0, self.gradients
+        for layer in reversed(self.layers):
+            made += layer.gradients
+            most = max(most, kept + made)
+            kept -= layer.activations
+        return self.resident + most
 
     def table(self) -> str:
         """Plain text, MB = 10⁶ bytes."""
-        names = ("parameters", "buffers", "gradients", "optimizer", "activations", "total")
+        names = ("parameters", "buffers", "gradients", "optimizer", "activations", "total", "peak")
         return "\n".join(f"{name:12s}{getattr(self, name) / 1e6:12,.1f} MB" for name in names)
+
+    def layer_table(self) -> str:
+        """Plain text: activations and gradients layer by layer, in the order of the forward pass."""
+        width = max((len(layer.name) for layer in self.layers), default=5) + 2
+        lines = [f"{'layer':{width}s}{'activations':>14s}{'gradients':>14s}"]
+        lines += [
+            f"{r.name or '(model)':{width}s}{r.activations / 1e6:11,.2f} MB{r.gradients / 1e6:11,.2f} MB"
+            for r in self.layers
+        ]
+        return "\n".join(lines)
 
 
 def memory_ledger(
@@ -148,14 +217,38 @@ def memory_ledger(
     moments of each trainable parameter's size.
     """
     trainable = _bytes(p for p in model.parameters() if p.requires_grad)
+    saved = saved_for_backward(model, x, loss_fn)
     return MemoryLedger(
         batch=x.shape[0],
         parameters=_bytes(model.parameters()),
         buffers=_bytes(model.buffers()),
         gradients=trainable,
         optimizer=2 * trainable if optimizer is None else _optimizer_bytes(optimizer),
-        activations=saved_for_backward(model, x, loss_fn).total,
+        activations=saved.total,
+        layers=_layers(model, saved),
     )
+
+
+def _layers(model: nn.Module, saved: SavedTensors) -> list[LayerMemory]:
+    """A row for each module that kept something; a parameter's gradient belongs to the nearest such module around it.
+
+    A parameter in none of them belongs to the first row, whose backward pass comes last.
+    """
+    layers = {name: LayerMemory(name, size, 0) for name, size in saved.by_module.items()}
+    if not layers:
+        return []
+    first = next(iter(layers.values()))
+    for name, param in model.named_parameters():
+        if param.requires_grad:
+            layers.get(_around(name, layers), first).gradients += param.numel() * param.element_size()
+    return list(layers.values())
+
+
+def _around(name: str, layers: dict[str, LayerMemory]) -> str:
+    """The longest of `layers` that is a beginning of this name, part by part."""
+    while name and name not in layers:
+        name = name.rpartition(".")[0]
+    return name
 
 
 def _bytes(tensors: Any) -> int:

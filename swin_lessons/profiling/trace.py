@@ -25,7 +25,17 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from swin_lessons.profiling.kinds import KINDS as BLOCK_KINDS
 from swin_lessons.profiling.kinds import REST, kind_ranges
 
-__all__ = ["KINDS", "KindTime", "OpTime", "Trace", "by_kind", "kind_times", "ops_table", "profile_step", "trace_step"]
+__all__ = [
+    "KINDS",
+    "KindTime",
+    "OpTime",
+    "Trace",
+    "by_kind",
+    "kind_times",
+    "ops_table",
+    "profile_step",
+    "trace_step",
+]
 
 # kind of work -> names of operations without their outer underscores; the first that fits wins
 KINDS = {
@@ -68,7 +78,7 @@ class KindTime:
 
     forward: float = 0.0
     backward: float = 0.0
-    kernels: float = 0.0
+    kernels: int = 0
 
     @property
     def seconds(self) -> float:
@@ -91,18 +101,21 @@ class Trace:
         return sorted((op for op in ops if op.seconds > 0), key=lambda op: op.seconds, reverse=True)
 
     def kinds(self) -> dict[str, KindTime]:
-        """Times by kind of block. On a CPU they add up to `seconds`; on a GPU the rest of it, it was idle."""
-        times = kind_times(self.profile.events(), self.cuda)
-        for time in times.values():
-            time.forward, time.backward = time.forward / self.steps, time.backward / self.steps
-            time.kernels /= self.steps
-        return times
+        """Times by kind of block in the fastest step, the least disturbed one.
+
+        On a CPU they add up to `seconds`; on a GPU the rest of that, it was idle.
+        """
+        step = self._fastest()
+        return kind_times((e for e in self.profile.events() if _starts_within(e, step)), self.cuda)
 
     @property
     def seconds(self) -> float:
-        """Wall time of one step under the profiler, which makes it longer."""
-        steps = (e for e in self.profile.events() if _is_range(e) and e.name == STEP)
-        return sum(e.time_range.elapsed_us() for e in steps) / self.steps / 1e6
+        """Wall time of the fastest step under the profiler, which makes it longer."""
+        return self._fastest().time_range.elapsed_us() / 1e6
+
+    def _fastest(self) -> Any:
+        steps = [e for e in self.profile.events() if e.name == STEP and e.device_type == DeviceType.CPU]
+        return min(steps, key=lambda e: e.time_range.elapsed_us())
 
     def save(self, path: Any) -> None:
         """Write a trace that Perfetto (ui.perfetto.dev) and Chrome (about:tracing) show; gzipped if named `.gz`."""
@@ -114,7 +127,7 @@ def trace_step(
     step: Callable[[], Any],
     *,
     optimizer: torch.optim.Optimizer | None = None,
-    steps: int = 3,
+    steps: int = 5,
     cuda: bool = False,
 ) -> Trace:
     """Run `step` once to warm up, then `steps` times under the profiler, with ranges around the kinds of `model`.
@@ -159,7 +172,7 @@ def _op_time(event: Any, steps: int) -> OpTime:
 
 
 def kind_times(events: Iterable[Any], cuda: bool = False) -> dict[str, KindTime]:
-    """Add up the events of a profile by kind; see the module's text. All steps together, in seconds."""
+    """Add up the events of a step by kind; see the module's text."""
     here = [e for e in events if e.device_type == DeviceType.CPU]
     here.sort(key=lambda e: e.time_range.start)
     finder = _Finder(here)
@@ -212,6 +225,10 @@ class _Finder:
 
 def _is_range(event: Any) -> bool:
     return bool(event.is_user_annotation)
+
+
+def _starts_within(event: Any, step: Any) -> bool:
+    return step.time_range.start <= event.time_range.start <= step.time_range.end
 
 
 def by_kind(ops: list[OpTime]) -> dict[str, float]:

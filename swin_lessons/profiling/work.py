@@ -87,7 +87,9 @@ class KindStack:
             self._note()
 
     def _note(self) -> None:
-        if torch._C._current_autograd_node() is None:  # recomputing in a backward pass makes no nodes that run
+        if (
+            torch._C._current_autograd_node() is None
+        ):  # recomputing in a backward pass makes no nodes that run
             self._since.append(torch._C._autograd._get_sequence_nr())
             self._kinds.append(self.current or REST)
 
