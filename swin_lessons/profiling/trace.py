@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -105,16 +106,20 @@ class Trace:
 
         On a CPU they add up to `seconds`; on a GPU the rest of that, it was idle.
         """
-        step = self._fastest()
-        return kind_times((e for e in self.profile.events() if _starts_within(e, step)), self.cuda)
+        return kind_times((e for e in self._events if _starts_within(e, self._fastest)), self.cuda)
 
     @property
     def seconds(self) -> float:
         """Wall time of the fastest step under the profiler, which makes it longer."""
-        return self._fastest().time_range.elapsed_us() / 1e6
+        return self._fastest.time_range.elapsed_us() / 1e6
 
+    @cached_property
+    def _events(self) -> list[Any]:
+        return list(self.profile.events())
+
+    @cached_property
     def _fastest(self) -> Any:
-        steps = [e for e in self.profile.events() if e.name == STEP and e.device_type == DeviceType.CPU]
+        steps = [e for e in self._events if e.name == STEP and e.device_type == DeviceType.CPU]
         return min(steps, key=lambda e: e.time_range.elapsed_us())
 
     def save(self, path: Any) -> None:

@@ -17,6 +17,7 @@ What counts:
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -187,5 +188,7 @@ def _changed(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
 
 def _bytes(tensor: Tensor) -> int:
     """Of an expanded tensor, what is really there."""
-    size = tensor.numel() * tensor.element_size()
-    return size if storage_key(tensor) is None else min(size, tensor.untyped_storage().nbytes())
+    if tensor.layout != torch.strided:
+        return tensor.numel() * tensor.element_size()
+    there = (size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride or not size)
+    return math.prod(there) * tensor.element_size()
