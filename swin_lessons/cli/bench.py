@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     from swin_lessons.profiling.suites import find_suite
 
     suite, options = find_suite(args.suite), bench_options(args)
-    check_writable(args.out, "--out", "bench.json")
+    check_writable(args.out)
     if args.threads:
         torch.set_num_threads(args.threads)
     with Console() as console:

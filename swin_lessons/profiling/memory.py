@@ -3,14 +3,17 @@
 The ledger predicts the peak of a step from one forward pass. At the end of that pass all activations are there and no
 gradient. The backward pass then frees a layer's activations and makes its gradients, from the last layer to the
 first; which layer is the worst depends on the batch. With a small batch it is the first one, or the optimiser's step,
-where all gradients are there. What a layer needs while it works comes on top of that and is not predicted.
+where all gradients are there. A block that checkpointing rebuilds is there once, when its turn comes. While a layer
+works it holds the gradient of its largest tensor twice: before and after an activation function, or a softmax.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +42,10 @@ class SavedTensors:
     batch: int
     by_module: dict[str, int] = field(default_factory=dict)
     """{qualified name of the module that saved it first: bytes}"""
+    recomputed: dict[str, int] = field(default_factory=dict)
+    """{module: bytes of its largest piece that checkpointing rebuilds}; they are not in the total"""
+    largest: dict[str, int] = field(default_factory=dict)
+    """{module: bytes of the largest tensor that it keeps or rebuilds}"""
     on_ctx: int = 0
     """Bytes that a custom `autograd.Function` keeps as attributes of ctx, where hooks do not see them."""
 
@@ -88,26 +95,50 @@ def _saved(model: nn.Module, x: Tensor, loss_fn: LossFn | None, owner: Callable[
     kept: dict[int, Any] = {}  # keeps storages alive, so that a key means one storage
     known = {storage_key(t) for t in [*model.parameters(), *model.buffers()]}
 
-    def size(tensor: Tensor) -> int:
+    def size(tensor: Tensor, there: dict[int, Any]) -> int:
         """Bytes of the tensor's storage when it is a new one, else 0."""
         key = storage_key(tensor)
         if key is None:
             return tensor.numel() * tensor.element_size()
-        if key in known or key in kept:
+        if key in known or key in there:
             return 0
-        kept[key] = tensor.untyped_storage()
-        return kept[key].nbytes()
+        there[key] = tensor.untyped_storage()
+        return there[key].nbytes()
 
     def pack(tensor: Tensor) -> Tensor:
-        if new := size(tensor):
+        if new := size(tensor, kept):
             name = owner()
             saved.by_module[name] = saved.by_module.get(name, 0) + new
+            saved.largest[name] = max(saved.largest.get(name, 0), new)
         return tensor
 
-    with torch.enable_grad(), saved_tensors_hooks(pack, lambda t: t):
+    def rebuild(function: Callable[..., Any], *args: Any, **_: Any) -> Any:
+        """In place of `checkpoint`: its arguments are kept, and what the function would keep is counted apart."""
+        name, there, sizes = owner(), dict(kept), []
+        saved.by_module.setdefault(name, 0)
+        for tensor in _tensors_in(args):
+            pack(tensor)
+        with saved_tensors_hooks(lambda t: sizes.append(size(t, there)), lambda t: t):
+            out = function(*args)
+        saved.recomputed[name] = max(saved.recomputed.get(name, 0), sum(sizes))
+        saved.largest[name] = max(saved.largest.get(name, 0), *sizes)
+        return out
+
+    with torch.enable_grad(), _checkpoint_as(rebuild), saved_tensors_hooks(pack, lambda t: t):
         loss = (loss_fn or _sum)(model(x))
-    saved.on_ctx = sum(map(size, _tensors_on_ctx(loss)))
+    saved.on_ctx = sum(size(t, kept) for t in _tensors_on_ctx(loss))
     return saved
+
+
+@contextmanager
+def _checkpoint_as(function: Callable[..., Any]) -> Iterator[None]:
+    """Wherever this package's models call `checkpoint`, call `function`. Other models' is left: they rebuild unseen."""
+    from swin_lessons.models import attention, swin, vit
+
+    with ExitStack() as patches:
+        for owner in (attention, swin, vit):
+            patches.enter_context(patch.object(owner, "checkpoint", function))
+        yield
 
 
 def _sum(output: Any) -> Tensor:
@@ -139,11 +170,17 @@ def _tensors_in(value: Any) -> Iterator[Tensor]:
 
 @dataclass
 class LayerMemory:
-    """Bytes of one layer: activations kept for its backward pass (of the whole batch), gradients of its parameters."""
+    """Bytes of one layer: activations kept for its backward pass (of the whole batch), gradients of its parameters.
+
+    `recomputed` is its largest piece that checkpointing rebuilds in the backward pass, `working` what it holds only
+    while it works.
+    """
 
     name: str
     activations: int
     gradients: int
+    recomputed: int = 0
+    working: int = 0
 
 
 @dataclass
@@ -178,13 +215,13 @@ class MemoryLedger:
     def peak(self) -> int:
         """The most that is held at once: while some layer's backward pass runs, or the optimiser.
 
-        When a layer's turn comes, its activations and those of all layers before it are still there, and it makes
-        its gradients beside those of all layers after it.
+        When a layer's turn comes, its activations and those of all layers before it are still there, and what
+        checkpointing did not keep is rebuilt. It works, and makes its gradients beside those of all layers after it.
         """
         kept, made, most = self.activations, 0, self.gradients
         for layer in reversed(self.layers):
             made += layer.gradients
-            most = max(most, kept + made)
+            most = max(most, kept + made + layer.recomputed + layer.working)
             kept -= layer.activations
         return self.resident + most
 
@@ -234,7 +271,10 @@ def _layers(model: nn.Module, saved: SavedTensors) -> list[LayerMemory]:
 
     A parameter in none of them belongs to the first row, whose backward pass comes last.
     """
-    layers = {name: LayerMemory(name, size, 0) for name, size in saved.by_module.items()}
+    layers = {
+        name: LayerMemory(name, size, 0, saved.recomputed.get(name, 0), 2 * saved.largest.get(name, 0))
+        for name, size in saved.by_module.items()
+    }
     if not layers:
         return []
     first = next(iter(layers.values()))

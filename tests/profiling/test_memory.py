@@ -162,12 +162,29 @@ def test_the_peak_by_hand():
     # hardly any activations: the optimiser's step, where all gradients are there
     assert ledger_of(80, (1, 40), (1, 30)).peak == 80
     assert ledger_of(0).peak == 0
+    # a checkpointed layer is rebuilt beside what the layers before it keep
+    assert ledger_of(5, (10, 2, 300), (20, 3)).peak == 10 + 2 + 3 + 300
+    # the last layer works while all is kept, the first one with larger tensors
+    assert ledger_of(0, (100, 0, 0, 40), (20, 0, 0, 8)).peak == max(120 + 8, 100 + 40) == 140
+
+
+def test_a_layer_works_with_two_gradients_of_its_largest_tensor():
+    model = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 4))
+    ledger = memory_ledger(model, torch.zeros(5, 8))
+    assert [(row.name, row.working) for row in ledger.layers] == [
+        ("0", 2 * 4 * 5 * 8),
+        ("1", 2 * 4 * 5 * 32),
+        ("2", 2 * 4 * 5 * 32),
+    ]
 
 
 NARROW = {"embed_dim": 24, "num_heads": (1, 2, 4, 8), "num_classes": 10}
 MODELS = {
     "micro": ("swin_micro_fmnist", {}),
     "micro V2": ("swinv2_micro_fmnist", {}),
+    "checkpointed": ("swin_micro_fmnist", {"checkpointing": True}),
+    "explicit": ("swinv2_micro_fmnist", {"attention": "reference"}),
+    "DeiT": ("deit_micro_fmnist", {}),
     "narrow": ("swin_tiny_patch4_window7_224", {**NARROW, "img_size": 112}),
     "narrow V2": ("swinv2_tiny_window8_256", {**NARROW, "img_size": 128}),
 }
@@ -179,7 +196,8 @@ def test_the_predicted_peak_is_the_measured_one_within_a_tenth(which, batch):
     name, options = MODELS[which]
     model = create_model(name, **options)
     config = model.config
-    x, y = images_and_labels(batch, config.in_chans, config.img_size[0], config.num_classes)
+    size = config.img_size if isinstance(config.img_size, int) else config.img_size[0]
+    x, y = images_and_labels(batch, config.in_chans, size, config.num_classes)
     contestant = Contestant(name, "ours", model, "train")
     step = contestant.step(x, y)
     step()  # the optimiser has its states now
@@ -187,6 +205,20 @@ def test_the_predicted_peak_is_the_measured_one_within_a_tenth(which, batch):
     measured = ledger.resident + peak_allocated(step)
     assert ledger.peak == pytest.approx(measured, rel=0.1)
     assert ledger.peak != ledger.total  # the sum of all is no prediction
+
+
+def test_checkpointing_keeps_the_inputs_of_blocks():
+    model = create_model("swin_micro_fmnist", checkpointing=True).train()
+    whole = create_model("swin_micro_fmnist").train()
+    x = torch.zeros(2, 1, 32, 32)
+    saved = saved_for_backward(model, x)
+    rows = [4 * 2 * 64 * 64, 4 * 2 * 16 * 128]  # bytes of a stage's map
+    assert saved.by_module["layers.0"] == 2 * rows[0]  # two blocks a stage
+    assert saved.by_module["layers.1"] == 2 * rows[1]
+    block = saved_for_backward(whole, x).by_module
+    of_first = sum(size for name, size in block.items() if name.startswith("layers.0.blocks.1"))
+    assert saved.recomputed["layers.0"] == pytest.approx(of_first, rel=0.15)
+    assert saved_for_backward(whole, x).recomputed == {}
 
 
 def test_layers_have_names_and_add_up():
