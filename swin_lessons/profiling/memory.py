@@ -121,7 +121,7 @@ def _saved(model: nn.Module, x: Tensor, loss_fn: LossFn | None, owner: Callable[
         with saved_tensors_hooks(lambda t: sizes.append(size(t, there)), lambda t: t):
             out = function(*args)
         saved.recomputed[name] = max(saved.recomputed.get(name, 0), sum(sizes))
-        saved.largest[name] = max(saved.largest.get(name, 0), *sizes)
+        saved.largest[name] = max([saved.largest.get(name, 0), *sizes])
         return out
 
     with torch.enable_grad(), _checkpoint_as(rebuild), saved_tensors_hooks(pack, lambda t: t):

@@ -81,12 +81,23 @@ def roofline(
     path = roofline_file(device, folder)
     if not remeasure and path.exists() and (kept := _read(path)):
         return kept
+    _warn_if_busy()
     measured = measure_roofline(device)
     try:
         save_result(path, {"roofline": asdict(measured)})
     except OSError as error:
         warnings.warn(f"the roofline cannot be kept in {path.parent}: {error.strerror}", stacklevel=2)
     return measured
+
+
+def _warn_if_busy() -> None:
+    hardware = machine_info()["hardware"]
+    if (hardware["load"] or 0) > hardware["cores"]:
+        warnings.warn(
+            "other programs keep this machine busy, so its roofline comes out too low: measure it again later "
+            "(--remeasure)",
+            stacklevel=3,
+        )
 
 
 def _read(path: Path) -> Roofline | None:

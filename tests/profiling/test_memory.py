@@ -219,6 +219,9 @@ def test_checkpointing_keeps_the_inputs_of_blocks():
     of_first = sum(size for name, size in block.items() if name.startswith("layers.0.blocks.1"))
     assert saved.recomputed["layers.0"] == pytest.approx(of_first, rel=0.15)
     assert saved_for_backward(whole, x).recomputed == {}
+    for param in model.parameters():
+        param.requires_grad_(False)
+    assert saved_for_backward(model, x).recomputed == {"layers.0": 0, "layers.1": 0}  # nothing to rebuild
 
 
 def test_layers_have_names_and_add_up():

@@ -1,6 +1,7 @@
 """The roofline: what bounds which work, and a measurement that is kept for this machine alone."""
 
 import json
+import warnings
 
 import pytest
 import torch
@@ -25,8 +26,11 @@ def test_bounds_by_hand():
 
 @pytest.fixture
 def measured(monkeypatch):
-    """Each measurement is 1 GB/s faster than the one before."""
+    """Each measurement is 1 GB/s faster than the one before, on a quiet machine."""
     calls = []
+    info = machine_info()
+    info["hardware"]["load"] = 0.0
+    monkeypatch.setattr(roof, "machine_info", lambda: info)
 
     def measure(device):
         calls.append(device)
@@ -76,6 +80,18 @@ def test_a_folder_that_cannot_be_written_only_costs_a_warning(measured, tmp_path
     (tmp_path / "file").write_text("")
     with pytest.warns(UserWarning, match="the roofline cannot be kept in .*file"):
         assert roofline(folder=tmp_path / "file").bandwidth == 1e9
+
+
+@pytest.mark.parametrize(("load", "notes"), [(99.0, 1), (0.5, 0), (None, 0)])
+def test_a_busy_machine_is_told(load, notes, measured, monkeypatch, tmp_path):
+    info = machine_info()
+    info["hardware"] |= {"load": load, "cores": 2}
+    monkeypatch.setattr(roof, "machine_info", lambda: info)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        roofline(folder=tmp_path)
+        roofline(folder=tmp_path)  # kept: nothing to say
+    assert ["other programs keep this machine busy" in str(w.message) for w in seen] == [True] * notes
 
 
 def test_a_small_measurement(monkeypatch):
