@@ -54,12 +54,12 @@ def make_folder(path: Path) -> None:
     (path / "probe").unlink()
 
 
-def refuse_file(folder: Path) -> None:
-    """Raise NotADirectoryError where a file has the name of `folder` or of a folder around it."""
+def refuse_file(folder: Path, option: str = "--out") -> None:
+    """Raise NotADirectoryError where a file has the name of `folder` or of a folder around it: change `option`."""
     for part in (folder, *folder.parents):
         if part.is_file():
             raise NotADirectoryError(
-                f"cannot write to {folder}: {part} is a file, not a folder; choose another folder (--out)"
+                f"cannot write to {folder}: {part} is a file, not a folder; choose another folder ({option})"
             )
 
 
