@@ -47,7 +47,7 @@ OVERRIDES: dict[str, tuple[Any, str]] = {
     "ema": (float, "decay of the moving average of the weights; 0 is off"),
     "label-smoothing": (float, "share of the target spread over all classes"),
     "augment": (str, "none, light, medium, strong, or such as shift=2,flip=0.5,mixup=0.2"),
-    "precision": (str, "fp32, bf16 or fp16"),
+    "precision": (str, "fp32, tf32, bf16 or fp16"),
     "init": (str, "xavier or default"),
     "seed": (int, "decides initialisation, order and augmentation"),
     "eval-every": (int, "steps between evaluations (default: an epoch, or a 40th of the run)"),

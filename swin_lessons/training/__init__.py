@@ -9,7 +9,7 @@ from swin_lessons.training.init import init_xavier
 from swin_lessons.training.loop import TrainingDiverged, train, train_step
 from swin_lessons.training.metrics import EvalResult, confusion_matrix, topk_hits
 from swin_lessons.training.optim import build_optimizer, param_groups, set_lr
-from swin_lessons.training.precision import autocast, best_precision, grad_scaler
+from swin_lessons.training.precision import autocast, best_precision, float32_products, grad_scaler
 from swin_lessons.training.recipes import recipe
 from swin_lessons.training.schedule import lr_at, warmup_steps
 from swin_lessons.training.seeds import derive_seed, isolated_rng, seed_everything
@@ -27,6 +27,7 @@ __all__ = [
     "confusion_matrix",
     "derive_seed",
     "evaluate",
+    "float32_products",
     "grad_scaler",
     "init_xavier",
     "isolated_rng",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -66,7 +67,10 @@ def refuse_file(folder: Path, option: str = "--out") -> None:
 def remove_parts(folder: Path) -> None:
     """Delete what a killed process left half written."""
     for part in folder.glob(f"*{PART}"):
-        part.unlink(missing_ok=True)
+        if part.is_dir():
+            shutil.rmtree(part)
+        else:
+            part.unlink(missing_ok=True)
 
 
 def _sync(path: Path) -> None:

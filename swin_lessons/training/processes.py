@@ -1,0 +1,124 @@
+"""The processes of a run: this one alone, or several that `torchrun` started, on one machine or on many.
+
+Each process holds one device. All of them call the same functions in the same order, because most of these
+wait until every process has called them. The first one prints and writes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from swin_lessons.data.batches import Share
+
+
+@dataclass(frozen=True)
+class Processes:
+    """How many processes take part, and which of them this one is."""
+
+    rank: int = 0
+    count: int = 1
+
+    @classmethod
+    def current(cls) -> Processes:
+        """Those of PyTorch's process group; this one alone where there is none."""
+        if dist.is_available() and dist.is_initialized():
+            return cls(dist.get_rank(), dist.get_world_size())
+        return cls()
+
+    @property
+    def first(self) -> bool:
+        """Is it this one that prints and writes?"""
+        return self.rank == 0
+
+    @property
+    def share(self) -> Share:
+        """This one's images of each batch."""
+        return Share(self.rank, self.count)
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum of all processes' tensors, in place."""
+        if self.count > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def wait(self) -> None:
+        """Until every process is here."""
+        if self.count > 1:
+            dist.barrier()
+
+    def copy_first(self, model: nn.Module) -> None:
+        """Give each process the first one's parameters and buffers."""
+        if self.count > 1:
+            for tensor in (*model.parameters(), *model.buffers()):
+                dist.broadcast(tensor.detach(), 0)
+
+    @contextmanager
+    def first_alone(self) -> Iterator[None]:
+        """Let the first process through, then the others: it downloads, they find the files."""
+        if not self.first:
+            self.wait()
+        yield
+        if self.first:
+            self.wait()
+
+
+def launched() -> bool:
+    """Did `torchrun` start this process, together with others?"""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+@contextmanager
+def process_group(device: torch.device) -> Iterator[Processes]:
+    """Join the processes that `torchrun` started; alone where it did not.
+
+    CPU tensors travel by gloo, CUDA tensors by NCCL. However it ends, the group is closed. Where several
+    processes fail, as they do once one of them has gone, the first to fail raises its error and the others exit
+    with status 1 and no word.
+    """
+    if not launched():
+        yield Processes()
+        return
+    store, rank, count = next(iter(dist.rendezvous("env://")))
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=count)
+    try:
+        yield Processes(rank, count)
+    except Exception as error:
+        if not _is_first_failure(store):
+            raise SystemExit(1) from error
+        print(f"process {rank} of {count} stops the run:", file=sys.stderr)
+        raise
+    finally:
+        dist.destroy_process_group()
+
+
+def _is_first_failure(store: dist.Store) -> bool:
+    try:
+        return store.add("swin_lessons_failures", 1) == 1
+    except RuntimeError:  # the process that keeps the store has failed and gone
+        return False
+
+
+def local_device(name: str) -> str:
+    """ "cuda" becomes this process's own GPU, by the number that `torchrun` gave it on its machine.
+
+    Raises:
+        ValueError: the machine has fewer GPUs than processes.
+    """
+    if name != "cuda" or not launched():
+        return name
+    number, found = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if number >= found:
+        raise ValueError(
+            f"process {number} of this machine has no GPU, there are {found}: "
+            f"use torchrun --nproc-per-node {found}, or --device cpu"
+        )
+    return f"cuda:{number}"
