@@ -165,7 +165,7 @@ def is_part(tensor: Tensor) -> bool:
 
 def whole(tensor: Tensor) -> Tensor:
     """All of a tensor. Where processes hold parts, each of them calls it."""
-    return tensor.full_tensor() if is_part(tensor) else tensor  # type: ignore[operator]
+    return tensor.full_tensor() if is_part(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def placed_like(tensor: Tensor, like: Tensor) -> Tensor:

@@ -7,16 +7,20 @@ wait until every process has called them. The first one prints and writes.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from swin_lessons.data.batches import Share
+
+INTERRUPTED, TERMINATED = 130, 143  # exit statuses, as shells have them: 128 + the signal's number
 
 
 @dataclass(frozen=True)
@@ -79,18 +83,26 @@ def launched() -> bool:
 def process_group(device: torch.device) -> Iterator[Processes]:
     """Join the processes that `torchrun` started; alone where it did not.
 
-    CPU tensors travel by gloo, CUDA tensors by NCCL. However it ends, the group is closed. Where several
-    processes fail, as they do once one of them has gone, the first to fail raises its error and the others exit
-    with status 1 and no word.
+    CPU tensors travel by gloo, CUDA tensors by NCCL. However it ends, the group is closed: also on Ctrl-C, which
+    reaches all processes, and when `torchrun` stops this one because another has failed. Where several processes
+    fail, as they do once one of them has gone, the first to fail raises its error and the others leave without a word.
     """
     if not launched():
         yield Processes()
         return
     store, rank, count = next(iter(dist.rendezvous("env://")))
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    backend = "gloo"
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        backend = "cpu:gloo,cuda:nccl"
     dist.init_process_group(backend, store=store, rank=rank, world_size=count)
     try:
-        yield Processes(rank, count)
+        with _one_signal():
+            yield Processes(rank, count)
+    except KeyboardInterrupt:
+        if rank:
+            raise SystemExit(INTERRUPTED) from None
+        raise
     except Exception as error:
         if not _is_first_failure(store):
             raise SystemExit(1) from error
@@ -98,6 +110,29 @@ def process_group(device: torch.device) -> Iterator[Processes]:
         raise
     finally:
         dist.destroy_process_group()
+
+
+@contextmanager
+def _one_signal() -> Iterator[None]:
+    """The first SIGINT or SIGTERM ends what runs within; those after it cannot disturb the cleaning up.
+
+    On Ctrl-C a process gets SIGINT from the terminal and a moment later SIGTERM from `torchrun`.
+    """
+
+    def end(number: int, frame: Any) -> None:
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)
+        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(TERMINATED)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in before:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if signal.getsignal(number) is end:
+                signal.signal(number, handler)
 
 
 def _is_first_failure(store: dist.Store) -> bool:
@@ -111,10 +146,12 @@ def local_device(name: str) -> str:
     """ "cuda" becomes this process's own GPU, by the number that `torchrun` gave it on its machine.
 
     Raises:
-        ValueError: the machine has fewer GPUs than processes.
+        ValueError: the machine has fewer GPUs than processes, or all of them would take the same one.
     """
-    if name != "cuda" or not launched():
+    if name == "cpu" or not launched():
         return name
+    if name != "cuda":
+        raise ValueError(f"--device {name} is one GPU for all processes: use cuda, and each takes its own")
     number, found = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     if number >= found:
         raise ValueError(
