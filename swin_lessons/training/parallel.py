@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -158,9 +159,11 @@ def shard(model: nn.Module, processes: Processes) -> None:
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
-    """The members of the innermost module lists: the blocks of any Swin or ViT."""
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-    return [block for members in lists for block in members if not _has_list(block)]
+    """What a model repeats: the members of its innermost module lists (Swin), or of its own sequences (ViT)."""
+    lists: list[Any] = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    lists = lists or [module for module in model.children() if isinstance(module, nn.Sequential)]
+    members = [member for each in lists for member in each]
+    return [block for block in members if not _has_list(block) and any(True for _ in block.parameters())]
 
 
 def _has_list(module: nn.Module) -> bool:
