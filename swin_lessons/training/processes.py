@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from swin_lessons.data.batches import Share
 
+T = TypeVar("T")
 INTERRUPTED, TERMINATED = 130, 143  # exit statuses, as shells have them: 128 + the signal's number
 
 
@@ -52,6 +53,14 @@ class Processes:
         if self.count > 1:
             dist.all_reduce(tensor)
         return tensor
+
+    def gather(self, value: T) -> list[T]:
+        """Every process's value, in the order of their ranks."""
+        if self.count == 1:
+            return [value]
+        values: list[Any] = [None] * self.count
+        dist.all_gather_object(values, value)
+        return values
 
     def wait(self) -> None:
         """Until every process is here."""

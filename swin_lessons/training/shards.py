@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from swin_lessons.training.files import PART, make_folder, write_text
@@ -47,13 +46,9 @@ def write_shards(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
 
 
 def _checksums(folder: Path, processes: Processes) -> dict[str, str]:
-    """Of each file that was written, by the process that wrote it."""
+    """Of each file that was written; each process reads its part of them."""
     mine = {path.name: crc32(path) for path in _files(folder)[processes.rank :: processes.count]}
-    if processes.count == 1:
-        return mine
-    found: list[dict[str, str]] = [{}] * processes.count
-    dist.all_gather_object(found, mine)
-    return {name: value for part in found for name, value in part.items()}
+    return {name: value for part in processes.gather(mine) for name, value in part.items()}
 
 
 def _files(folder: Path) -> list[Path]:
@@ -100,12 +95,12 @@ def _contents(reader) -> dict[str, Tensor]:
 
 
 def _check_files(folder: Path, checksums: dict[str, str], processes: Processes) -> None:
-    """Each process reads its part of the files."""
+    """All processes raise, or none: one that went on alone would wait for the others."""
     if missing := sorted(checksums.keys() - {path.name for path in _files(folder)}):
         raise ValueError(f"{folder / missing[0]} is gone")
-    for name in sorted(checksums)[processes.rank :: processes.count]:
-        if crc32(folder / name) != checksums[name]:
-            raise ValueError(f"{folder / name} is damaged: its checksum does not fit its bytes")
+    found = _checksums(folder, processes)
+    if damaged := sorted(name for name, value in checksums.items() if found[name] != value):
+        raise ValueError(f"{folder / damaged[0]} is damaged: its checksum does not fit its bytes")
 
 
 def _quietly() -> warnings.catch_warnings:

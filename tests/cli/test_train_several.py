@@ -87,15 +87,6 @@ def test_an_error_on_one_process_ends_all_with_its_message(photos, tmp_path):
     assert "Connection closed by peer" not in errors
 
 
-def test_an_impossible_batch_is_named_once(photos, tmp_path):
-    words = train_words(photos, "--batch-size", "3")
-    with start("-m", "swin_lessons", *words, out=tmp_path / "run") as process:
-        printed, errors = process.communicate(timeout=120)
-    assert printed == ""
-    assert errors.count("2 processes cannot share a batch of 3 images equally") == 1
-    assert not (tmp_path / "run").exists()
-
-
 def test_ctrl_c_ends_all_and_says_how_to_go_on(photos, tmp_path):
     words = train_words(photos, "--steps", "100000", "--eval-every", "5")
     with start("-m", "swin_lessons", *words, out=tmp_path / "run") as process:
