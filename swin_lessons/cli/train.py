@@ -25,9 +25,9 @@ best.safetensors, with the machine and the versions they come from). A run that 
 killed, goes on with --resume and ends with the very same weights (on the same machine with the same
 number of threads). The page "How to run the lessons" shows how to use the model in Python.
 
-Several devices: start the same command with torchrun. --batch-size stays the number of images a step
-sees: the processes share them equally, and the numbers are those of one process to rounding. The run
-may go on with another number of processes, or with one. --parallel ddp gives each process the whole
+Several devices: start the same command with torchrun. --batch-size stays the number of images that
+a step sees: the processes share them equally, and the numbers are those of one process to rounding.
+The run may go on with another number of processes. --parallel ddp gives each process the whole
 model, fsdp a part of every weight, for models that do not fit; their checkpoints are folders.
 """
 EXAMPLES = """\
@@ -36,7 +36,7 @@ EXAMPLES = """\
   swin-lessons train --model swin_tiny_patch4_window7_224 --data imagefolder:~/photos --pretrained
   swin-lessons train --model swin_micro_fmnist --data fashion-mnist --resume
   swin-lessons train --model swin_micro_fmnist --data fashion-mnist --eval-only
-  torchrun --nproc-per-node 2 -m swin_lessons train --model swin_micro_fmnist --data fashion-mnist
+  torchrun --nproc-per-node 2 -m swin_lessons train --model swin_micro_fmnist --data cifar10
 """
 
 # option -> (type, help); each overrides the field of TrainConfig of the same name

@@ -76,21 +76,12 @@ class DropPath(nn.Module):
     Stochastic depth (arXiv:1603.09382). It does nothing in evaluation.
     """
 
-    # where several processes share a batch: which of its images these are, and how many it has
-    share: tuple[Tensor, int] | None = None
-
     def __init__(self, rate: float = 0.0):
         super().__init__()
         self.rate = rate
 
     def keep(self, B: int, like: Tensor) -> Tensor:
         """One factor an image, `(B,)`: 0 or 1/(1-rate)."""
-        if self.share is None:
-            return self._draw(B, like)
-        rows, total = self.share
-        return self._draw(total, like)[rows]
-
-    def _draw(self, B: int, like: Tensor) -> Tensor:
         kept = 1.0 - self.rate
         keep = torch.empty(B, dtype=like.dtype, device=like.device).bernoulli_(kept)
         return keep / kept if kept > 0 else keep

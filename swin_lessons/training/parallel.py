@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -142,9 +143,17 @@ class Passes(nn.Module):
 
 
 def _share_drop_path(model: nn.Module, share: tuple[Tensor, int] | None) -> None:
+    """Let drop path draw for a whole batch and take some rows of it; None lets it draw for its own images again."""
     for module in model.modules():
         if isinstance(module, DropPath):
-            module.share = share
+            module.__dict__.pop("keep", None)
+            if share:
+                setattr(module, "keep", partial(_keep_rows, module, *share))  # noqa: B010 (mypy: a method)
+
+
+def _keep_rows(drop_path: DropPath, rows: Tensor, total: int, B: int, like: Tensor) -> Tensor:
+    """`DropPath.keep` for the images at `rows` of a batch of `total`."""
+    return DropPath.keep(drop_path, total, like)[rows]
 
 
 def shard(model: nn.Module, processes: Processes) -> None:
