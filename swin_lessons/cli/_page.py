@@ -89,20 +89,20 @@ def table(rows: list[tuple[str, str]], indent: str = "  ") -> str:
     return "\n".join(f"{indent}{left:<{width}}  {right}".rstrip() for left, right in rows)
 
 
-def check_writable(path: Path | None) -> None:
+def check_writable(path: Path | None, option: str = "--out", example: str = "bench.json") -> None:
     """Before half an hour of work, not after. Raises OSError that names the file and the remedy."""
     from swin_lessons.training.files import refuse_file
 
     if path is None:
         return
     if path.is_dir():
-        raise IsADirectoryError(f"--out {path} is a folder: name a file, such as {path / 'bench.json'}")
-    refuse_file(path.parent)
+        raise IsADirectoryError(f"{option} {path} is a folder: name a file, such as {path / example}")
+    refuse_file(path.parent, option)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a"):
             pass
     except OSError as error:
-        raise OSError(f"--out {path} cannot be written: {error.strerror}; name another file") from error
+        raise OSError(f"{option} {path} cannot be written: {error.strerror}; name another file") from error
     if path.stat().st_size == 0:
         path.unlink()

@@ -7,11 +7,15 @@ import json
 import math
 import re
 import time
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from tqdm import tqdm
 
@@ -31,9 +35,11 @@ from swin_lessons.training import (
     train,
 )
 from swin_lessons.training.batches import in_memory, steps_per_epoch
-from swin_lessons.training.checkpoint import FOLDER, check_same_model, list_checkpoints
+from swin_lessons.training.checkpoint import FOLDER, check_same_model, list_checkpoints, load_weights_into
 from swin_lessons.training.files import refuse_file
 from swin_lessons.training.history import EVAL_COLUMNS, CsvLog
+from swin_lessons.training.parallel import choose_parallel
+from swin_lessons.training.processes import Processes, local_device
 from swin_lessons.training.recipes import recipe
 
 UNDIVIDED = {"fashion-mnist", "cifar10", "cifar100", "digits"}  # sets without a validation split
@@ -50,6 +56,8 @@ class Job:
     folder: Path
     about: dict[str, Any]
     pretrained_only: bool = False
+    parallel: str | None = None
+    processes: Processes = field(default_factory=Processes.current)
 
     def headline(self) -> str:
         """One paragraph on what is about to run."""
@@ -59,17 +67,34 @@ class Job:
         return (
             f"{self.about['model']} ({params:,} parameters) on {self.about['data']} ({sizes} images)\n"
             f"{device}, {self.config.precision}, {torch.get_num_threads()} threads -> {self.folder}"
+            + self.shares()
+        )
+
+    def shares(self) -> str:
+        """How several processes share a batch; nothing where there is one."""
+        count = self.processes.count
+        if count == 1:
+            return ""
+        images = min(self.config.batch_size, len(self.splits["train"]))
+        mine, micro = len(self.processes.share.rows(images)), self.config.micro_batch or images
+        passes = f", in {math.ceil(mine / micro)} passes of at most {micro}" if micro < mine else ""
+        return (
+            f"\n{images} images a step = {count} processes x {mine} images{passes} "
+            f"({self.parallel or 'ddp'}, {dist.get_backend()})"
         )
 
     def train(self, resume: bool) -> None:
         """Run the training loop; on Ctrl-C say how to go on."""
         sets, say = (self.splits["train"], self.splits["val"]), self.say
-        if resume and (done := self.steps_done()):
+        first = self.processes.first
+        if first and resume and (done := self.steps_done()):
             print(self.where(done), flush=True)
+        options: dict[str, Any] = {"about": self.about, "on_eval": say, "parallel": self.parallel}
         try:
-            train(self.model, *sets, self.config, self.folder, resume=resume, about=self.about, on_eval=say)
+            train(self.model, *sets, self.config, self.folder, resume=resume, **options)
         except KeyboardInterrupt:
-            print(f"\nstopped; the same command with --resume goes on with {self.folder}")
+            if first:
+                print(f"\nstopped; the same command with --resume goes on with {self.folder}", flush=True)
             raise
 
     def steps_done(self) -> int:
@@ -99,7 +124,7 @@ class Job:
 
     def measure(self, split: str, precision: str = "fp32") -> EvalResult:
         """Evaluate the model as it is on one split."""
-        return evaluate(self.model, self.splits[split], precision=precision)
+        return evaluate(self.model, self.splits[split], precision=precision, processes=self.processes)
 
     def evaluate(self) -> list[tuple[str, str]]:
         """Rows about the best weights on the test images, else the validation images; writes results.json."""
@@ -108,7 +133,7 @@ class Job:
         started = time.perf_counter()
         result = self.measure(split, self.config.precision)
         seconds = time.perf_counter() - started
-        if not self.pretrained_only:
+        if self.processes.first and not self.pretrained_only:
             save_result(self.folder / "results.json", self.run() | results(result, split))
         return [*report(result, split, self.splits[split].classes), ("evaluated in", f"{seconds:.1f} s")]
 
@@ -121,15 +146,32 @@ class Job:
         return {**about, **kept, "train_seconds": seconds, "evals": list(map(jsonable, evals))}
 
 
-def prepare(args: argparse.Namespace, overrides: dict[str, Any]) -> Job:
+@contextmanager
+def one_voice(processes: Processes) -> Iterator[Callable[[str], None]]:
+    """A `print` that is silent in all processes but the first; nor do the others' warnings show."""
+    with warnings.catch_warnings():
+        if not processes.first:
+            warnings.simplefilter("ignore")
+        yield lambda text: print(text, flush=True) if processes.first else None
+
+
+def prepare(args: argparse.Namespace, overrides: dict[str, Any], device: torch.device) -> Job:
     """From the command line to a `Job`; a run to resume or evaluate is read from its config.json."""
+    processes = Processes.current()
+    choose_parallel(args.parallel, processes)  # a wrong option is an error here
+    with processes.first_alone():  # it downloads, and the others find the files
+        job = _prepare(args, overrides, device)
+    job.parallel = args.parallel
+    return job
+
+
+def _prepare(args: argparse.Namespace, overrides: dict[str, Any], device: torch.device) -> Job:
     folder = args.out or Path("runs") / re.sub(r"[^\w.-]+", "-", f"{args.model}-{args.data}")
     pretrained_only = args.eval_only and args.pretrained
     refuse_file(folder)
     kept = read_config(folder, args) if args.resume or (args.eval_only and not pretrained_only) else {}
     config = TrainConfig.from_dict(kept.get("train", {}) | overrides)  # a wrong option is an error here
     kwargs = kept.get("model_kwargs") or wished_input(args)
-    device = pick_device(args.device)
     sizes = {name: kwargs[name] for name in ("img_size", "in_chans")}
     splits = load_splits(args.data, root=args.root, skip_bad=args.skip_bad, **sizes)
     splits = {name: on_device(dataset, device) for name, dataset in splits.items()}
@@ -138,7 +180,8 @@ def prepare(args: argparse.Namespace, overrides: dict[str, Any]) -> Job:
     kwargs = {**kwargs, "in_chans": train_set.in_chans, "num_classes": train_set.num_classes}
     pretrained = kept.get("pretrained", args.pretrained)
     seed_everything(config.seed)
-    model = create_model(args.model, pretrained=pretrained, **kwargs).to(device)
+    memory = {"checkpointing": args.checkpointing, "pretrained": pretrained}
+    model = create_model(args.model, **memory, **kwargs).to(device)
     if not kept:
         augment = "none" if args.data == "digits" else "flip=0.5"  # a mirrored digit is none
         config = recipe(model, train_set, from_scratch=not pretrained, **{"augment": augment} | overrides)
@@ -199,7 +242,8 @@ def pick_device(name: str) -> torch.device:
         raise ValueError(f"--device {name!r} is unknown: use auto, cpu, cuda or cuda:NUMBER")
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(f"--device {name}: PyTorch sees no CUDA device here; use --device cpu")
-    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+    name = ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
+    return torch.device(local_device(name))
 
 
 def read_config(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
@@ -268,7 +312,7 @@ def load_kept(model: nn.Module, path: Path) -> None:
         again = "Delete it and go on with --resume: the next evaluation writes it again"
         raise CheckpointError(f"{error}. {copy if last.exists() else again}") from error
     check_same_model(path, model, weights)
-    model.load_state_dict(weights)
+    load_weights_into(model, weights)
 
 
 def results(result: EvalResult, split: str) -> dict[str, Any]:

@@ -24,6 +24,11 @@ best.safetensors (best on the validation images), last.safetensors and results.j
 best.safetensors, with the machine and the versions they come from). A run that was stopped, even
 killed, goes on with --resume and ends with the very same weights (on the same machine with the same
 number of threads). The page "How to run the lessons" shows how to use the model in Python.
+
+Several devices: start the same command with torchrun. --batch-size stays the number of images that
+a step sees: the processes share them equally, and the numbers are those of one process to rounding.
+The run may go on with another number of processes. --parallel ddp gives each process the whole
+model, fsdp a part of every weight, for models that do not fit; their checkpoints are folders.
 """
 EXAMPLES = """\
   swin-lessons train --model swin_micro_fmnist --data fashion-mnist
@@ -31,6 +36,7 @@ EXAMPLES = """\
   swin-lessons train --model swin_tiny_patch4_window7_224 --data imagefolder:~/photos --pretrained
   swin-lessons train --model swin_micro_fmnist --data fashion-mnist --resume
   swin-lessons train --model swin_micro_fmnist --data fashion-mnist --eval-only
+  torchrun --nproc-per-node 2 -m swin_lessons train --model swin_micro_fmnist --data cifar10
 """
 
 # option -> (type, help); each overrides the field of TrainConfig of the same name
@@ -47,7 +53,7 @@ OVERRIDES: dict[str, tuple[Any, str]] = {
     "ema": (float, "decay of the moving average of the weights; 0 is off"),
     "label-smoothing": (float, "share of the target spread over all classes"),
     "augment": (str, "none, light, medium, strong, or such as shift=2,flip=0.5,mixup=0.2"),
-    "precision": (str, "fp32, bf16 or fp16"),
+    "precision": (str, "fp32, tf32, bf16 or fp16"),
     "init": (str, "xavier or default"),
     "seed": (int, "decides initialisation, order and augmentation"),
     "eval-every": (int, "steps between evaluations (default: an epoch, or a 40th of the run)"),
@@ -73,7 +79,9 @@ def add_parser(subparsers) -> None:
     window = "window side in patches (default: the model's); a window larger than the map shrinks to it"
     add("--window-size", type=int, metavar="N", help=window)
     add("--drop-path", type=float, metavar="P", help="stochastic depth of the last block")
+    add("--checkpointing", action="store_true", help="recompute blocks in the backward pass, to save memory")
     add("--device", default="auto", metavar="NAME", help="auto, cpu or cuda")
+    add("--parallel", choices=("ddp", "fsdp"), help="how torchrun's processes work together (default: ddp)")
     add("--threads", type=thread_count, metavar="N", help="CPU threads (default: PyTorch's choice)")
     add("--root", metavar="FOLDER", help="where data sets lie or go")
     add("--skip-bad", action="store_true", help="leave out images that cannot be read")
@@ -85,20 +93,23 @@ def add_parser(subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train, or evaluate, and print a summary."""
+    """Train, or evaluate, and print a summary; of several processes the first one prints."""
     import torch
 
     from swin_lessons.cli import _runs
     from swin_lessons.runtime import keep_freed_memory
+    from swin_lessons.training.processes import process_group
 
     keep_freed_memory()
     if args.threads:
         torch.set_num_threads(args.threads)
-    job = _runs.prepare(args, overrides(args))
-    print(job.headline(), flush=True)
-    if not args.eval_only:
-        job.train(resume=args.resume)
-    print(table(job.evaluate()))
+    device = _runs.pick_device(args.device)
+    with process_group(device) as processes, _runs.one_voice(processes) as say:
+        job = _runs.prepare(args, overrides(args), device)
+        say(job.headline())
+        if not args.eval_only:
+            job.train(resume=args.resume)
+        say(table(job.evaluate()))
     return 0
 
 

@@ -123,7 +123,7 @@ def train(name: str, folder: Path, runs: Path, resume: bool, threads: int | None
 
     from swin_lessons.cli import build_parser
     from swin_lessons.cli import train as command
-    from swin_lessons.cli._runs import prepare
+    from swin_lessons.cli._runs import pick_device, prepare
     from swin_lessons.models import save_weights
     from swin_lessons.results import provenance
 
@@ -133,7 +133,8 @@ def train(name: str, folder: Path, runs: Path, resume: bool, threads: int | None
     words += ["--threads", str(threads)] if threads else []
     args = build_parser().parse_args(words)
     command.run(args)
-    job = prepare(build_parser().parse_args([*words, "--eval-only"]), {})
+    args = build_parser().parse_args([*words, "--eval-only"])
+    job = prepare(args, {}, pick_device(args.device))
     small = copy.deepcopy(job.load_best()).bfloat16()
     job.model.load_state_dict(small.state_dict())  # what is kept, back in fp32: what a user will have
     about = {**job.about, "test_top1": job.measure("test").top1, "dtype": "bfloat16"}

@@ -31,6 +31,44 @@ def epoch_order(length: int, shuffle: bool, seed: int, epoch: int) -> np.ndarray
 
 
 @dataclass(frozen=True)
+class Share:
+    """The images of each batch that one of several processes takes: part number `part` of `parts` equal ones.
+
+    Mixing joins the images at equal distance from both ends of a batch. A process takes both of such a pair where
+    it takes an even number of images, so that no image has to be read by two.
+    """
+
+    part: int = 0
+    parts: int = 1
+
+    def rows(self, total: int) -> np.ndarray:
+        """Which of a batch's `total` images are this process's: (total / parts,) int64.
+
+        Raises:
+            DataError: they cannot be shared equally.
+        """
+        size, rest = divmod(total, self.parts)
+        if rest:
+            raise DataError(
+                f"{self.parts} processes cannot share a batch of {total} images equally: use a batch size "
+                f"that {self.parts} divides"
+            )
+        if size % 2 or self.parts == 1:
+            return np.arange(self.part * size, (self.part + 1) * size)
+        front = np.arange(self.part * size // 2, (self.part + 1) * size // 2)
+        return np.concatenate([front, total - 1 - front[::-1]])
+
+    def each(self, draw: Callable[[int], np.ndarray], count: int) -> np.ndarray:
+        """What `draw` gives for each image of the batch, of which the `count` of this process: (..., count)."""
+        return (
+            draw(count) if self.parts == 1 else draw(count * self.parts)[..., self.rows(count * self.parts)]
+        )
+
+
+WHOLE = Share()
+
+
+@dataclass(frozen=True)
 class Augment:
     """Random changes to a batch of images; every default is "off".
 
@@ -174,6 +212,8 @@ class EpochBatches:
         augment: an `Augment`, a preset's name ("light", ...), or None for evaluation.
         start_step: first step that iteration gives; to resume, the number of steps done.
         drop_last: leave out a last batch that is not full.
+        share: which images of each batch to give, where several processes share it; random numbers are those of
+            the whole batch.
 
     Iterating, or indexing with a step, gives x float32 (B, C, H, W), normalised, and y int64 (B,), or float32
     (B, num_classes) if the augmentation mixes. `len()` counts the whole epoch's steps.
@@ -189,6 +229,7 @@ class EpochBatches:
         augment: Augment | str | None = None,
         start_step: int = 0,
         drop_last: bool = False,
+        share: Share = WHOLE,
     ) -> None:
         if batch_size < 1:
             raise DataError(f"batch_size={batch_size} must be at least 1")
@@ -199,6 +240,8 @@ class EpochBatches:
         self.augment = augmentation(augment)
         self.start_step = start_step
         self.drop_last = drop_last
+        self.share = share
+        share.rows(batch_size)  # raises where the batch cannot be shared
         self.set_epoch(epoch)
 
     def set_epoch(self, epoch: int) -> None:
@@ -211,7 +254,7 @@ class EpochBatches:
         return full + (rest > 0 and not self.drop_last)
 
     def indices(self, step: int) -> Tensor:
-        """The items of a step, int64 (B,)."""
+        """The items of a step, of all processes: int64 (B,)."""
         if not 0 <= step < len(self):
             raise IndexError(f"step {step} of an epoch of {len(self)} steps")
         return self.order[step * self.batch_size : (step + 1) * self.batch_size]
@@ -243,6 +286,13 @@ class TensorBatches(EpochBatches):
         self.order = self.order.to(self.dataset.images.device)
 
     def __getitem__(self, step: int) -> tuple[Tensor, Tensor]:
+        x, labels = self._whole(step)
+        if self.share == WHOLE:
+            return x, labels
+        rows = torch.from_numpy(self.share.rows(len(x))).to(x.device)
+        return x[rows], labels[rows]
+
+    def _whole(self, step: int) -> tuple[Tensor, Tensor]:
         data, augment, chosen = self.dataset, self.augment, self.indices(step)
         images, labels = data.images[chosen], data.labels[chosen]
         if not augment.changes:
@@ -255,19 +305,24 @@ class TensorBatches(EpochBatches):
 
 
 def erase_and_mix(
-    x: Tensor, labels: Tensor, num_classes: int, augment: Augment, rng: np.random.Generator
+    x: Tensor,
+    labels: Tensor,
+    num_classes: int,
+    augment: Augment,
+    rng: np.random.Generator,
+    share: Share = WHOLE,
 ) -> tuple[Tensor, Tensor]:
     """The part of the augmentation that works on normalised images (B, C, H, W)."""
-    x = random_erase(x, augment.erase, augment.erase_area, rng)
+    x = random_erase(x, augment.erase, augment.erase_area, rng, share)
     return mix(x, labels, num_classes, augment, rng) if augment.mixes else (x, labels)
 
 
-def random_shift(x: Tensor, shift: int, rng: np.random.Generator) -> Tensor:
+def random_shift(x: Tensor, shift: int, rng: np.random.Generator, share: Share = WHOLE) -> Tensor:
     """Move each image (B, C, H, W) by up to `shift` px each way; zeros come in at the edges."""
     if not shift:
         return x
     batch, _, height, width = x.shape
-    rows, columns = rng.integers(0, 2 * shift + 1, (2, batch))
+    rows, columns = share.each(lambda count: rng.integers(0, 2 * shift + 1, (2, count)), batch)
     padded = F.pad(x, (shift,) * 4)
     windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # (B, C, 2s+1, 2s+1, H, W), a view
     return windows[np.arange(batch), :, rows, columns]
@@ -282,18 +337,21 @@ def random_flip(x: Tensor, probability: float, rng: np.random.Generator) -> Tens
 
 
 def random_erase(
-    x: Tensor, probability: float, area: tuple[float, float], rng: np.random.Generator
+    x: Tensor, probability: float, area: tuple[float, float], rng: np.random.Generator, share: Share = WHOLE
 ) -> Tensor:
     """Set a random rectangle of some normalised images (B, C, H, W) to 0, which is the mean."""
     if not probability:
         return x
     batch = len(x)
-    part = rng.uniform(*area, batch) * (rng.random(batch) < probability)
-    aspect = np.exp(rng.uniform(-1, 1, batch))  # height / width, 0.37 to 2.7
-    return x.masked_fill(rectangles(x, part, aspect, rng), 0)
+    part = share.each(lambda count: rng.uniform(*area, count), batch)
+    part = part * (share.each(rng.random, batch) < probability)
+    aspect = np.exp(share.each(lambda count: rng.uniform(-1, 1, count), batch))  # height / width, 0.37 to 2.7
+    return x.masked_fill(rectangles(x, part, aspect, rng, share), 0)
 
 
-def rectangles(x: Tensor, part: np.ndarray, aspect: np.ndarray, rng: np.random.Generator) -> Tensor:
+def rectangles(
+    x: Tensor, part: np.ndarray, aspect: np.ndarray, rng: np.random.Generator, share: Share = WHOLE
+) -> Tensor:
     """One random rectangle an image as a boolean mask (B, 1, H, W), inside the image whole.
 
     `part` is its area over the image's, `aspect` its height over its width, both (B,).
@@ -301,14 +359,16 @@ def rectangles(x: Tensor, part: np.ndarray, aspect: np.ndarray, rng: np.random.G
     height, width = x.shape[-2:]
     tall = np.minimum(np.round(height * np.sqrt(part * aspect)), height)
     wide = np.minimum(np.round(width * np.sqrt(part / aspect)), width)
-    rows = _interval(height, tall, rng, x.device)
-    columns = _interval(width, wide, rng, x.device)
+    rows = _interval(height, tall, rng, x.device, share)
+    columns = _interval(width, wide, rng, x.device, share)
     return (rows[:, :, None] & columns[:, None, :])[:, None]
 
 
-def _interval(length: int, extent: np.ndarray, rng: np.random.Generator, device: torch.device) -> Tensor:
+def _interval(
+    length: int, extent: np.ndarray, rng: np.random.Generator, device: torch.device, share: Share
+) -> Tensor:
     """Boolean (B, length): a run of `extent` true values at a random place."""
-    start = np.floor(rng.random(len(extent)) * (length - extent + 1))[:, None]
+    start = np.floor(share.each(rng.random, len(extent)) * (length - extent + 1))[:, None]
     at = np.arange(length)[None]
     return torch.from_numpy((at >= start) & (at < start + extent[:, None])).to(device)
 

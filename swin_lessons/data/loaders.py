@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from swin_lessons.data.batches import (
+    WHOLE,
     Augment,
     EpochBatches,
     check_shift,
@@ -118,6 +119,11 @@ class LoaderBatches(EpochBatches):
         if workers < 0:
             raise DataError(f"workers={workers} must be 0 (this process reads) or more")
         super().__init__(dataset, batch_size, **settings)
+        if self.augment.mixes and self.share != WHOLE and len(self.share.rows(batch_size)) % 2:
+            raise DataError(
+                f"mixup and cutmix pair the images of a process, and {batch_size} images make an odd number on each "
+                f"of {self.share.parts}: use a batch size that {2 * self.share.parts} divides"
+            )
         self.workers = workers
         self.sized_here = isinstance(dataset, ImageFolder) and dataset.transform is None
         self.image_transform = self._image_transform() if self.sized_here else None
@@ -140,7 +146,7 @@ class LoaderBatches(EpochBatches):
         steps = range(self.start_step, len(self))
         loader = DataLoader(
             self._items(),
-            batch_sampler=[self.indices(step).tolist() for step in steps],
+            batch_sampler=[self._mine(step) for step in steps],
             num_workers=self.workers,
             collate_fn=_collate,
             generator=torch.Generator(),  # else the loader draws from, and so disturbs, the global one
@@ -150,7 +156,12 @@ class LoaderBatches(EpochBatches):
 
     def __getitem__(self, step: int) -> tuple[Tensor, Tensor]:
         items = self._items()
-        return self._finish(_collate([items[index] for index in self.indices(step).tolist()]), step)
+        return self._finish(_collate([items[index] for index in self._mine(step)]), step)
+
+    def _mine(self, step: int) -> list[int]:
+        """The items of a step that this process reads."""
+        whole = self.indices(step)
+        return whole[self.share.rows(len(whole))].tolist()
 
     def _finish(self, batch: Any, step: int) -> tuple[Tensor, Tensor]:
         if isinstance(batch, DataError):
@@ -158,8 +169,8 @@ class LoaderBatches(EpochBatches):
         images, labels = batch
         rng, augment = self.stream(step), self.augment
         if self.sized_here:
-            x = self.dataset.prepare(random_shift(images, augment.shift, rng))
-            return erase_and_mix(x, labels, self.dataset.num_classes, augment, rng)
+            x = self.dataset.prepare(random_shift(images, augment.shift, rng, self.share))
+            return erase_and_mix(x, labels, self.dataset.num_classes, augment, rng, self.share)
         if augment.mixes:
             return mix(images, labels, self.dataset.num_classes, augment, rng)
         return images, labels

@@ -225,7 +225,7 @@ class WindowAttention(nn.Module):
         """Work out the bias once for inference. `eval()`, `load_state_dict` and `to` do this by themselves."""
         parameters = self._bias_parameters()
         self.folded_bias, self._folded_from = None, ()
-        if not self.training and not any(p.is_meta or p.is_inference() for p in parameters):
+        if not self.training and all(map(_is_whole, parameters)):
             with torch.inference_mode(False), torch.no_grad():  # training cannot use an inference tensor
                 self.folded_bias = self.relative_position_bias(self.window_size).contiguous()
             self._folded_from = tuple(_stamp(p) for p in parameters)
@@ -242,6 +242,11 @@ class WindowAttention(nn.Module):
 
     def extra_repr(self) -> str:
         return f"window_size={self.window_size}, shift_size={self.shift_size}, num_heads={self.num_heads}"
+
+
+def _is_whole(p: Tensor) -> bool:
+    """Are all its values here? Not on the meta device, nor where FSDP spread them over processes (`DTensor`)."""
+    return not (p.is_meta or p.is_inference() or hasattr(p, "full_tensor"))
 
 
 def _fold_after_loading(module: WindowAttention, _) -> None:

@@ -1,4 +1,4 @@
-"""The peak memory of a step, in a process of its own."""
+"""The peak memory of a step: of a process of its own, as the system sees it, or what PyTorch's allocator gives out."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from typing import Any
 
 import psutil
 import torch
+from torch.profiler import ProfilerActivity, profile
 
-__all__ = ["PeakMemory", "peak_memory"]
+__all__ = ["PeakMemory", "peak_allocated", "peak_memory"]
 
 
 @dataclass
@@ -58,6 +59,29 @@ def _measure(make_step: Callable[[], Callable[[], Any]], threads: int) -> PeakMe
     before = _reset_peak()
     step()
     return PeakMemory(before, max(before, _peak_rss()))
+
+
+def peak_allocated(step: Callable[[], Any], device: str | torch.device = "cpu") -> int:
+    """Bytes of tensors that `step` holds at its highest, over what is there before it. Run it once to warm up first.
+
+    This is what PyTorch's allocators give out: on a GPU, `torch.cuda.max_memory_allocated`; on a CPU the same from
+    the profiler's record of every allocation. A process needs more: the libraries themselves, and what its allocator
+    keeps or cannot use, which `peak_memory` sees.
+    """
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        step()
+        return torch.cuda.max_memory_allocated(device) - before
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+        step()
+    changes = [e for e in record.profiler.kineto_results.events() if e.name() == "[memory]"]
+    now = highest = 0
+    for change in sorted(changes, key=lambda e: e.start_ns()):
+        now += change.nbytes()
+        highest = max(highest, now)
+    return highest
 
 
 def _reset_peak() -> int:

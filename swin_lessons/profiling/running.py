@@ -20,10 +20,14 @@ def module_names(model: nn.Module) -> dict[int, str]:
 
 
 def running_module(names: dict[int, str]) -> str:
-    """Name of the innermost module of `names` on the call stack: the nearest caller with it as `self`."""
+    """Name of the innermost module of `names` on the call stack: the nearest caller with it as first argument.
+
+    That is `self` of a method, or the layer that a function was given to stand in for.
+    """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        name = names.get(id(frame.f_locals.get("self")))
+        first = frame.f_code.co_varnames[:1]
+        name = names.get(id(frame.f_locals.get(first[0]))) if first else None
         if name is not None:
             return name
         frame = frame.f_back

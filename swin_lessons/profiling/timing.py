@@ -3,22 +3,32 @@
 A machine changes with time (heat, other users, frequency), so two numbers taken minutes apart do not compare.
 Here every round runs every contestant once; whatever slows a round slows all. Each sample has a wall time and
 a process CPU time. On a busy machine, with one thread, believe the second; with more threads it is their sum.
+
+A small operation that is called again and again on the same tensors finds them in the cache, as it would not in a
+network. `rotating` gives it copies in turn, more of them than the cache holds.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
+import os
 import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-__all__ = ["Comparison", "Timer", "Timing", "compare"]
+__all__ = ["Comparison", "Timer", "Timing", "cache_bytes", "compare", "rotating"]
+
+SOME_CACHE = 64 << 20  # bytes, where the system does not tell
+MOST_COPIES = 1000
 
 
 @dataclass
@@ -165,6 +175,48 @@ def compare(
                 if progress:
                     progress(name)
     return Comparison(baseline, timings, torch.get_num_threads(), rounds)
+
+
+def rotating(function: Callable[..., Any], *args: Any, cover: int | None = None) -> Callable[[], Any]:
+    """A contestant that calls `function(*args)` with other copies of the tensors each time.
+
+    The copies fill `cover` bytes, twice the last cache by default, before the first comes round again (there are 1000
+    at the most). So each call reads its operands from memory, whatever the cache holds. Arguments that are no tensors
+    stay as they are.
+
+    Raises:
+        ValueError: there is no tensor among `args`.
+    """
+    tensors = [a for a in args if isinstance(a, Tensor)]
+    size = sum(t.numel() * t.element_size() for t in tensors)
+    if not size:
+        raise ValueError("rotating needs tensors to copy: give the function's operands as arguments")
+    cover = 2 * cache_bytes(tensors[0].device) if cover is None else cover
+    copies = [_copy(args) for _ in range(min(MOST_COPIES, cover // size + 1))]
+    turns = itertools.cycle(copies)
+    return lambda: function(*next(turns))
+
+
+def _copy(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(
+        a.detach().clone().requires_grad_(a.requires_grad) if isinstance(a, Tensor) else a for a in args
+    )
+
+
+def cache_bytes(device: str | torch.device = "cpu") -> int:
+    """Size of the last cache before memory: a GPU's L2; a CPU's L3 or L2; 64 MiB where the system does not tell."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.get_device_properties(device).L2_cache_size
+    sizes = [_kibibytes(path) for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
+    names = [
+        n for n in ("SC_LEVEL3_CACHE_SIZE", "SC_LEVEL2_CACHE_SIZE") if n in getattr(os, "sysconf_names", {})
+    ]
+    return max([*sizes, *map(os.sysconf, names)], default=0) or SOME_CACHE
+
+
+def _kibibytes(path: Path) -> int:
+    """Linux writes "32768K"."""
+    return int(path.read_text().strip().removesuffix("K")) * 1024
 
 
 def _checked(contestants: Mapping[str, Any], baseline: str | None, rounds: int) -> str:

@@ -2,11 +2,15 @@
 
 A checkpoint holds the weights, their moving average, the optimiser's moments and a few numbers. It holds no
 generator state: every random number of a run is a function of the seed and the step (see `seeds`).
+
+One process and DDP write a file. FSDP, whose processes hold parts, writes a folder (see `shards`). Each kind can be
+resumed by the other, on any number of processes.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +24,9 @@ from torch import Tensor, nn
 
 from swin_lessons.training.config import TrainConfig
 from swin_lessons.training.ema import EMA
-from swin_lessons.training.files import atomic_write
+from swin_lessons.training.files import PART, atomic_write
+from swin_lessons.training.processes import Processes
+from swin_lessons.training.shards import STATE, read_shards, write_shards
 
 FORMAT = "swin-lessons checkpoint 1"
 FOLDER = "checkpoints"
@@ -33,7 +39,7 @@ class CheckpointError(RuntimeError):
 
 @dataclass
 class TrainState:
-    """What changes while a run goes on. `step` counts the optimiser steps done."""
+    """What changes while a run goes on: `step` counts batches, `skipped` those whose gradients overflowed in fp16."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -41,6 +47,12 @@ class TrainState:
     ema: EMA | None = None
     step: int = 0
     best: float = -1.0
+    skipped: int = 0
+
+    @property
+    def updates(self) -> int:
+        """Steps of the optimiser, which the learning rate and the average follow."""
+        return self.step - self.skipped
 
     @property
     def averaged(self) -> nn.Module:
@@ -49,23 +61,47 @@ class TrainState:
 
 
 def save_checkpoint(folder: Path, state: TrainState, config: TrainConfig, data: Mapping[str, Any]) -> Path:
-    """Write `folder`/step-<step>.safetensors, then delete all but the `config.keep` newest.
+    """Write `folder`/step-<step>, then delete all but the `config.keep` newest; every process of a run calls it.
+
+    A sharded model makes a folder of files, any other a file, step-<step>.safetensors, by the first process.
 
     Raises:
-        CheckpointError: the file cannot be written; earlier checkpoints are untouched.
+        CheckpointError: it cannot be written; earlier checkpoints are untouched.
     """
-    path = folder / f"step-{state.step:08d}.safetensors"
     numbers = {
         "step": state.step,
         "best": state.best,
+        "skipped": state.skipped,
         "scaler": state.scaler.state_dict(),
         "config": config.to_dict(),
         "data": dict(data),
     }
-    write_tensors(path, _tensors(state), {"format": FORMAT, "state": json.dumps(numbers)})
-    for old in list_checkpoints(folder)[: -config.keep]:
-        old.unlink()
+    tensors, metadata = _tensors(state), {"format": FORMAT, "state": json.dumps(numbers)}
+    path, first = folder / f"step-{state.step:08d}", Processes.current().first
+    if any(map(is_part, tensors.values())):
+        _write_folder(path, tensors, metadata)
+    else:
+        path = path.with_suffix(".safetensors")
+        if first:
+            write_tensors(path, tensors, metadata)
+    for old in list_checkpoints(folder)[: -config.keep] if first else ():
+        _delete(old)
     return path
+
+
+def _write_folder(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    try:
+        write_shards(path, tensors, metadata)
+    except OSError as error:
+        raise CheckpointError(f"cannot write {path}: {error}") from error
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir():
+        (path / STATE).unlink()  # without it, what is left is no checkpoint
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def load_checkpoint(path: Path, state: TrainState, config: TrainConfig, data: Mapping[str, Any]) -> None:
@@ -74,7 +110,7 @@ def load_checkpoint(path: Path, state: TrainState, config: TrainConfig, data: Ma
     Raises:
         CheckpointError: the file is damaged, or belongs to another model, data set or configuration.
     """
-    tensors, metadata = _read_checkpoint(path)
+    tensors, metadata = _read_checkpoint(path, state)
     if metadata.get("format") != FORMAT:
         raise CheckpointError(
             f"{path} is not a training checkpoint ({FORMAT}): name a file from a run's {FOLDER} folder"
@@ -84,20 +120,74 @@ def load_checkpoint(path: Path, state: TrainState, config: TrainConfig, data: Ma
     _fill(path, state, tensors)
     state.scaler.load_state_dict(numbers["scaler"])
     state.step, state.best = numbers["step"], numbers["best"]
+    state.skipped = numbers.get("skipped", 0)  # files written before it was counted lack it
 
 
-def _read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+def _read_checkpoint(path: Path, state: TrainState) -> tuple[dict[str, Tensor], dict[str, str]]:
     try:
-        return read_tensors(path)
+        return _read_folder(path, state) if path.is_dir() else read_tensors(path)
     except CheckpointError as error:
         first = path in list_checkpoints(path.parent)[:1]
         remedy = _NEW_FOLDER if first else "Delete it to go on from the checkpoint before it"
         raise CheckpointError(f"{error}. {remedy}") from error
 
 
+def _read_folder(path: Path, state: TrainState | None = None) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and metadata of a sharded checkpoint: as this process's parts where the state is sharded."""
+    mine = _named(state) if state else {}
+
+    def target(name: str, whole: Tensor) -> Tensor:
+        like = mine.get(name if name in mine else "model." + name.split(".", 2)[-1])
+        if like is not None and is_part(like) and like.shape == whole.shape:
+            return torch.zeros_like(like, dtype=whole.dtype)
+        return torch.zeros_like(whole, device="cpu")
+
+    try:
+        return read_shards(path, target)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise CheckpointError(f"{path} is damaged or cannot be read: {error}") from error
+
+
+def consolidate(path: Path, out: Path) -> None:
+    """Write a sharded checkpoint, the folder `path`, as the file `out` that a single process would have written.
+
+    Raises:
+        CheckpointError: the folder is damaged, or the file cannot be written.
+    """
+    tensors, metadata = _read_folder(path)
+    write_tensors(out, tensors, metadata)
+
+
+def is_part(tensor: Tensor) -> bool:
+    """Is it a `DTensor`, of which each process holds a part?"""
+    return hasattr(tensor, "full_tensor")
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor. Where processes hold parts, each of them calls it."""
+    return tensor.full_tensor() if is_part(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def placed_like(tensor: Tensor, like: Tensor) -> Tensor:
+    """`tensor` on the device of `like`, and in parts where `like` is."""
+    if not is_part(like) or is_part(tensor) or tensor.shape != like.shape:
+        return tensor.to(like.device)
+    from torch.distributed.tensor import distribute_tensor
+
+    mesh, placements = like.device_mesh, like.placements  # type: ignore[attr-defined]
+    return distribute_tensor(tensor.to(like.device), mesh, placements, src_data_rank=None)
+
+
+def load_weights_into(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """`model.load_state_dict(weights)`, whether the model is in parts or not."""
+    mine = model.state_dict()
+    model.load_state_dict({name: placed_like(tensor, mine[name]) for name, tensor in weights.items()})
+
+
 def list_checkpoints(folder: Path) -> list[Path]:
-    """Checkpoints of a run, oldest first."""
-    return sorted(folder.glob("step-*.safetensors"))
+    """Checkpoints of a run, oldest first: files, and the folders of sharded ones."""
+    found = (path for path in folder.glob("step-*") if path.suffix != PART)
+    return sorted(path for path in found if path.suffix == ".safetensors" or (path / STATE).exists())
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
@@ -140,11 +230,17 @@ def _bytes(tensor: Tensor) -> Any:
 
 
 def _tensors(state: TrainState) -> dict[str, Tensor]:
+    tensors = _named(state)
+    for name, moments in _moments(state).items():
+        tensors |= {f"optimizer.{key}.{name}": tensor for key, tensor in moments.items()}
+    return tensors
+
+
+def _named(state: TrainState) -> dict[str, Tensor]:
+    """The weights and their average."""
     tensors = {f"model.{name}": tensor for name, tensor in state.model.state_dict().items()}
     if state.ema:
         tensors |= {f"ema.{name}": tensor for name, tensor in state.ema.module.state_dict().items()}
-    for name, moments in _moments(state).items():
-        tensors |= {f"optimizer.{key}.{name}": tensor for key, tensor in moments.items()}
     return tensors
 
 
@@ -172,9 +268,9 @@ def _check_same_run(
 def _fill(path: Path, state: TrainState, tensors: dict[str, Tensor]) -> None:
     weights, average = _part(tensors, "model."), _part(tensors, "ema.")
     check_same_model(path, state.model, weights)
-    state.model.load_state_dict(weights)
+    load_weights_into(state.model, weights)
     if state.ema:
-        state.ema.module.load_state_dict(average)
+        load_weights_into(state.ema.module, average)
     moments: dict[str, dict[str, Tensor]] = {}
     for key, tensor in _part(tensors, "optimizer.").items():
         kind, name = key.split(".", 1)
@@ -182,7 +278,7 @@ def _fill(path: Path, state: TrainState, tensors: dict[str, Tensor]) -> None:
     for group in state.optimizer.param_groups:
         for name, param in zip(group["names"], group["params"], strict=True):
             state.optimizer.state[param] = {
-                kind: tensor.to(param.device) for kind, tensor in moments.get(name, {}).items()
+                kind: placed_like(tensor, param) for kind, tensor in moments.get(name, {}).items()
             }
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from swin_lessons.data.batches import parse_augment
 
-PRECISIONS = ("fp32", "bf16", "fp16")
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 INITS = ("default", "xavier")
 # Fields that do not change the arithmetic of a run, so a resumed run may change them.
 BOOKKEEPING = frozenset({"save_every", "log_every", "keep", "workers"})
@@ -37,7 +37,9 @@ class TrainConfig:
         label_smoothing: share of the target spread over all classes.
         augment: a preset of `swin_lessons.data` ("none", "light", "medium", "strong"), or fields of its
             `Augment`, such as "shift=2,flip=0.5,mixup=0.2".
-        precision: "fp32", or "bf16" or "fp16" for autocast.
+        precision: "fp32"; "tf32" for fp32 whose products a GPU from Ampere on rounds to TF32; "bf16" or "fp16"
+            for autocast, fp16 with loss scaling. A step whose gradients overflow in fp16 changes no weight, and
+            the schedule does not count it.
         init: "xavier" redraws every linear weight before the first step (see `init_xavier`).
         seed: decides the order of images, augmentation, mixing and drop path.
         eval_every, save_every: steps between evaluations and checkpoints; None: once an epoch.

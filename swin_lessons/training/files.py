@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,19 +55,22 @@ def make_folder(path: Path) -> None:
     (path / "probe").unlink()
 
 
-def refuse_file(folder: Path) -> None:
-    """Raise NotADirectoryError where a file has the name of `folder` or of a folder around it."""
+def refuse_file(folder: Path, option: str = "--out") -> None:
+    """Raise NotADirectoryError where a file has the name of `folder` or of a folder around it: change `option`."""
     for part in (folder, *folder.parents):
         if part.is_file():
             raise NotADirectoryError(
-                f"cannot write to {folder}: {part} is a file, not a folder; choose another folder (--out)"
+                f"cannot write to {folder}: {part} is a file, not a folder; choose another folder ({option})"
             )
 
 
 def remove_parts(folder: Path) -> None:
     """Delete what a killed process left half written."""
     for part in folder.glob(f"*{PART}"):
-        part.unlink(missing_ok=True)
+        if part.is_dir():
+            shutil.rmtree(part)
+        else:
+            part.unlink(missing_ok=True)
 
 
 def _sync(path: Path) -> None:

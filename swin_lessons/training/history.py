@@ -15,10 +15,13 @@ NEW_FOLDER = "put back what was there, or start again in a new folder (--out)"
 
 
 class CsvLog:
-    """Append rows to a CSV file; `flush` writes them, `truncate` drops those after a step."""
+    """Append rows to a CSV file; `flush` writes them, `truncate` drops those after a step.
 
-    def __init__(self, path: Path, columns: tuple[str, ...]) -> None:
-        self.path, self.columns = path, columns
+    With `writes` off it reads alone: of several processes, one keeps the logs.
+    """
+
+    def __init__(self, path: Path, columns: tuple[str, ...], writes: bool = True) -> None:
+        self.path, self.columns, self.writes = path, columns, writes
         self.waiting: list[str] = []
 
     def append(self, row: Row) -> None:
@@ -27,6 +30,8 @@ class CsvLog:
 
     def flush(self) -> None:
         """Write the waiting rows and force them to disk. Raises OSError with the remedy."""
+        if not self.writes:
+            return
         with naming_remedy(self.path), self.path.open("a", encoding="utf-8", newline="") as file:
             file.writelines(self.waiting)
             file.flush()

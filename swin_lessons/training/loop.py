@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm import tqdm
@@ -23,6 +24,7 @@ from swin_lessons.training.checkpoint import (
     list_checkpoints,
     load_checkpoint,
     save_checkpoint,
+    whole,
     write_tensors,
 )
 from swin_lessons.training.config import TrainConfig
@@ -32,7 +34,9 @@ from swin_lessons.training.files import make_folder, refuse_file, remove_parts, 
 from swin_lessons.training.history import EVAL_COLUMNS, NEW_FOLDER, STEP_COLUMNS, CsvLog, History, Row
 from swin_lessons.training.init import init_xavier
 from swin_lessons.training.optim import build_optimizer, set_lr
-from swin_lessons.training.precision import autocast, grad_scaler
+from swin_lessons.training.parallel import choose_parallel
+from swin_lessons.training.precision import autocast, float32_products, grad_scaler
+from swin_lessons.training.processes import Processes
 from swin_lessons.training.schedule import check_warmup, lr_at
 from swin_lessons.training.seeds import derive_seed, isolated_rng, seed_everything
 
@@ -54,11 +58,16 @@ def train(
     about: Mapping[str, Any] | None = None,
     progress: bool | None = None,
     on_eval: Callable[[Row], None] | None = None,
+    parallel: str | None = None,
 ) -> History:
     """Train `model` in place, on the device it is on, and keep everything in `out_dir`.
 
     A run that was killed at any moment goes on with `resume=True`: same losses and same weights, bit for bit,
     on the same machine with the same number of threads. The caller's random generators stay as they were.
+
+    Where PyTorch's process group has several processes, each of them calls this with the same arguments. They share
+    every batch, and the numbers are those of one process to rounding, dropout apart. The first one writes and
+    reports. A run may be resumed on another number of processes.
 
     Args:
         model: from images (B, C, H, W) to logits (B, num_classes). At the end it holds the final weights: the
@@ -73,6 +82,8 @@ def train(
         about: what config.json and the weights' metadata should also say: model name, classes and so on.
         progress: show a bar; None shows it on a terminal only.
         on_eval: called after each evaluation with its row: step, epoch, loss, top1, top5, seconds.
+        parallel: how several processes work together: "ddp" (each has the whole model; the default) or "fsdp" (each
+            has a part of every weight, and so has the model at the end).
 
     Returns:
         History: the curves, of a resumed run as a whole.
@@ -84,15 +95,18 @@ def train(
         TrainingDiverged: the loss became infinite or nan.
     """
     folder = Path(out_dir)
-    with isolated_rng():
-        run = Run(model, train_set, val_set, config, folder, dict(about or {}), on_eval)
+    with isolated_rng(), float32_products(config.precision):
+        run = Run(model, train_set, val_set, config, folder, dict(about or {}), on_eval, parallel)
         run.open(resume)
         run.go(progress)
     return History.read(folder)
 
 
 class Run:
-    """One run in one folder: its state, its logs, and when it evaluates and saves."""
+    """One run in one folder: its state, its logs, and when it evaluates and saves.
+
+    Of several processes, each has a `Run`, and the first one's writes.
+    """
 
     def __init__(
         self,
@@ -103,20 +117,26 @@ class Run:
         folder: Path,
         about: dict[str, Any],
         on_eval: Callable[[Row], None] | None = None,
+        parallel: str | None = None,
     ) -> None:
+        self.processes = Processes.current()
+        self.parallel = choose_parallel(parallel, self.processes)
         self.train_set, self.val_set, self.config, self.folder = train_set, val_set, config, folder
         self.about, self.on_eval = {**about, "train": config.to_dict()}, on_eval
         self.device = next(model.parameters()).device
         self.per_epoch = steps_per_epoch(train_set, config)
         self.total = config.total_steps(self.per_epoch)
         check_warmup(config, self.total)
-        train_batches(train_set, config, epoch=0)  # raises where the augmentation does not fit the set
+        train_batches(
+            train_set, config, epoch=0, share=self.processes.share
+        )  # raises where they do not fit the set
         self.data = {"images": len(train_set), "num_classes": train_set.num_classes}
         self.state = TrainState(
             model, build_optimizer(model, config), grad_scaler(self.device, config.precision)
         )
-        self.steps = CsvLog(folder / "metrics.csv", STEP_COLUMNS)
-        self.evals = CsvLog(folder / "evals.csv", EVAL_COLUMNS)
+        first = self.processes.first
+        self.steps = CsvLog(folder / "metrics.csv", STEP_COLUMNS, first)
+        self.evals = CsvLog(folder / "evals.csv", EVAL_COLUMNS, first)
         self.pending: list[
             tuple[Row, Tensor, Tensor]
         ] = []  # steps whose loss is not read from the device yet
@@ -132,13 +152,18 @@ class Run:
             self._refuse_lost_checkpoints()
         self._restore(found)
         self._refuse_lost_rows()
+        self.processes.wait()  # nothing is written before every process has looked
+        if self.processes.first:
+            self._begin_files(checkpoints)
+        self.started = time.perf_counter() - self.steps.last("seconds")
+
+    def _begin_files(self, checkpoints: Path) -> None:
         make_folder(checkpoints)
         remove_parts(self.folder)
         remove_parts(checkpoints)
         write_text(self.folder / "config.json", json.dumps(self.about, indent=2) + "\n")
         self.steps.truncate(self.state.step)
         self.evals.truncate(self.state.step)
-        self.started = time.perf_counter() - self.steps.last("seconds")
 
     def _refuse_old_run(self, found: list[Path]) -> None:
         if (self.folder / "config.json").exists():
@@ -179,8 +204,10 @@ class Run:
         if not found and config.init == "xavier":
             seed_everything(derive_seed(config.seed, INIT))
             init_xavier(state.model)
+        self.processes.copy_first(state.model)
         if config.ema:
             state.ema = EMA(state.model, config.ema)
+        self.parallel.place(state, config)
         if found:
             load_checkpoint(found[-1], state, config, self.data)
         if not (self.folder / "best.safetensors").exists():
@@ -189,10 +216,11 @@ class Run:
     def go(self, progress: bool | None) -> None:
         """Train up to the last step and write the final weights."""
         state = self.state
-        stream = batch_stream(self.train_set, self.config, state.step)
+        stream = batch_stream(self.train_set, self.config, state.step, self.processes.share)
         disable = (
             None if progress is None else not progress
         )  # tqdm's None: no bar where stderr is no terminal
+        disable = disable if self.processes.first else True
         state.model.train()
         with tqdm(total=self.total, initial=state.step, unit="step", disable=disable) as bar:
             while state.step < self.total:
@@ -203,17 +231,23 @@ class Run:
         self._keep("last.safetensors")
         if state.ema:
             state.model.load_state_dict(state.ema.module.state_dict())
+        self.parallel.leave(state)
+        self.processes.wait()  # until the first one has written
 
     def _step(self, epoch: int, images: Tensor, targets: Tensor) -> None:
         state, config = self.state, self.config
-        seed_everything(derive_seed(config.seed, STEP, state.step))  # drop path
-        lr = lr_at(state.step, self.total, config)
+        seed = derive_seed(config.seed, STEP, state.step)
+        seed_everything(seed)  # drop path
+        lr = lr_at(state.updates, self.total, config)
         set_lr(state.optimizer, lr)
-        loss, norm = train_step(state, images, targets, config)
-        if state.ema:
-            state.ema.update(state.model, state.step)
+        scale = state.scaler.get_scale()
+        loss, norm = train_step(self.parallel.step_state(state, len(images), seed), images, targets, config)
+        if state.scaler.get_scale() < scale:  # gradients overflowed, so the optimiser took no step
+            state.skipped += 1
+        elif state.ema:
+            state.ema.update(state.model, state.updates)
         state.step += 1
-        self.pending.append((self._row(epoch) | {"lr": lr}, loss, norm))
+        self.pending.append((self._row(epoch) | {"lr": lr}, loss, whole(norm)))
 
     def _row(self, epoch: int) -> Row:
         seconds = round(time.perf_counter() - self.started, 3)
@@ -236,8 +270,7 @@ class Run:
     def _flush_steps(self) -> float:
         """Write the waiting rows and return the last loss. It waits for the device, so not at every step."""
         loss = math.nan
-        for row, loss_tensor, norm in self.pending:
-            loss = loss_tensor.item()
+        for (row, _, norm), loss in zip(self.pending, self._pending_losses(), strict=True):
             if not math.isfinite(loss):
                 self.steps.flush()
                 raise TrainingDiverged(
@@ -249,13 +282,20 @@ class Run:
         self.steps.flush()
         return loss
 
+    def _pending_losses(self) -> list[float]:
+        """The waiting steps' losses; each is the mean of the processes', whose shares are of one size."""
+        if not self.pending:
+            return []
+        losses = torch.stack([loss for _, loss, _ in self.pending])
+        return (self.processes.sum(losses) / self.processes.count).tolist()
+
     def _evaluate(self, epoch: int) -> None:
-        state = self.state
-        result = evaluate(state.averaged, self.val_set, precision=self.config.precision)
+        state, precision = self.state, self.config.precision
+        result = evaluate(state.averaged, self.val_set, precision=precision, processes=self.processes)
         row = self._row(epoch) | {"loss": result.loss, "top1": result.top1, "top5": result.top5}
         self.evals.append(row)
         self.evals.flush()
-        if self.on_eval:
+        if self.on_eval and self.processes.first:
             self.on_eval(row)
         if result.top1 > state.best:
             state.best = result.top1
@@ -263,7 +303,9 @@ class Run:
 
     def _keep(self, name: str, **more: Any) -> None:
         about = {**self.about, "step": self.state.step, **more}
-        write_tensors(self.folder / name, self.state.averaged.state_dict(), {"about": json.dumps(about)})
+        weights = {name: whole(tensor) for name, tensor in self.state.averaged.state_dict().items()}
+        if self.processes.first:
+            write_tensors(self.folder / name, weights, {"about": json.dumps(about)})
 
 
 def train_step(

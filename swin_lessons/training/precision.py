@@ -1,8 +1,9 @@
-"""Autocast and loss scaling by one word: fp32, bf16 or fp16."""
+"""What the matrix products of a run compute in, by one word: fp32, tf32, bf16 or fp16."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
@@ -10,10 +11,30 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager:
-    """Context in which matrix products run in `precision`; does nothing for fp32."""
-    if precision == "fp32":
+    """Context in which matrix products run in bf16 or fp16; does nothing for fp32 and tf32.
+
+    What sums over many values stays in fp32: the statistics of LayerNorm, softmax, cosines, the loss.
+    """
+    if precision not in _DTYPES:
         return nullcontext()
     return torch.autocast(device.type, dtype=_DTYPES[precision])
+
+
+@contextmanager
+def float32_products(precision: str) -> Iterator[None]:
+    """What fp32 matrix products and convolutions are within: TF32 for "tf32", true fp32 for every other word.
+
+    TF32 rounds the factors to 10 bits of mantissa. CUDA devices have it from Ampere (8.0) on; elsewhere "tf32"
+    computes in fp32. Both settings of PyTorch, which are global, are as before at the end.
+    """
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
 
 
 def grad_scaler(device: torch.device, precision: str) -> torch.amp.GradScaler:

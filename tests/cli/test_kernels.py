@@ -61,7 +61,7 @@ def test_a_table_for_people(capsys):
     ("arguments", "message"),
     [
         (["--target", "sm_75"], "target='sm_75': choose one of sm_80"),
-        (["--op", "softmax"], "there is no kernel 'softmax'; choose one of add_layer_norm"),
+        (["--op", "softmax"], "there is no kernel 'softmax'; choose one of adamw, "),
         (["--out", "."], "is a folder"),
     ],
 )

@@ -6,9 +6,10 @@ import random
 import statistics
 
 import pytest
+import torch
 
 from swin_lessons.profiling import timing
-from swin_lessons.profiling.timing import Comparison, Timer, Timing, compare
+from swin_lessons.profiling.timing import Comparison, Timer, Timing, cache_bytes, compare, rotating
 
 
 @pytest.fixture
@@ -123,3 +124,42 @@ def test_timer(clock):
 def test_bad_input_is_named(kwargs, message):
     with pytest.raises(ValueError, match=message):
         compare(**kwargs)
+
+
+def test_operands_rotate_and_cover_the_cache():
+    x, w = torch.arange(6.0), torch.ones(4, requires_grad=True)  # 40 bytes together
+    seen = []
+    call = rotating(lambda *args: seen.append(args), x, "as it is", w, cover=100)
+    for _ in range(6):
+        call()
+    assert len({args[0].data_ptr() for args in seen}) == 3  # 120 bytes
+    assert [args[0].data_ptr() for args in seen[:3]] == [args[0].data_ptr() for args in seen[3:]]
+    assert x.data_ptr() not in {args[0].data_ptr() for args in seen}
+    assert all(torch.equal(args[0], x) and args[1] == "as it is" and args[2].requires_grad for args in seen)
+    assert all(args[2].is_leaf for args in seen)
+
+
+def test_rotation_covers_twice_the_last_cache(monkeypatch):
+    monkeypatch.setattr(timing, "cache_bytes", lambda device: 1000)
+    addresses = set()
+    call = rotating(lambda x: addresses.add(x.data_ptr()), torch.ones(100))
+    for _ in range(50):
+        call()
+    assert len(addresses) == 6  # 2400 bytes, more than 2000
+
+
+def test_rotation_needs_tensors():
+    with pytest.raises(ValueError, match="needs tensors to copy"):
+        rotating(abs, 1.0)
+
+
+def test_the_last_cache_is_larger_than_a_first_one():
+    assert cache_bytes() >= 256 << 10
+
+
+def test_the_cache_of_a_gpu(monkeypatch):
+    class Properties:
+        L2_cache_size = 50 << 20
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
+    assert cache_bytes("cuda") == 50 << 20

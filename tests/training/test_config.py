@@ -18,7 +18,7 @@ def test_json_round_trip(tmp_path):
         ("lr", -1e-3, "above 0"), ("lr", math.nan, "above 0"), ("warmup", -1, "part of the run"),
         ("weight_decay", "much", "at least 0"), ("layer_decay", 1.5, "at most 1"), ("betas", (0.9, 1.0), "below 1"),
         ("clip_norm", 0, "None for no clipping"), ("ema", 1.0, "below 1"), ("label_smoothing", 1, "below 1"),
-        ("precision", "fp8", "fp32, bf16, fp16"), ("init", "he", "default, xavier"), ("seed", -1, "at least 0"),
+        ("precision", "fp8", "fp32, tf32, bf16, fp16"), ("init", "he", "default, xavier"), ("seed", -1, "at least 0"),
         ("seed", 2**63, "below 2**63"),
         ("keep", 0, "at least 1"), ("batch_size", True, "whole number"), ("save_every", 0, "once an epoch"),
     ],
