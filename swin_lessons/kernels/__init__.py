@@ -6,5 +6,6 @@ takes Triton on a GPU that it compiles for, PyTorch elsewhere.
 
 from .layer_norm import add_layer_norm, layer_norm
 from .report import compile_report
+from .window_attention import window_attention
 
-__all__ = ["add_layer_norm", "compile_report", "layer_norm"]
+__all__ = ["add_layer_norm", "compile_report", "layer_norm", "window_attention"]

@@ -19,7 +19,7 @@ from typing import Any
 from .launch import HAS_TRITON, interpreting
 from .spec import Spec
 
-OPERATIONS = ("layer_norm",)  # modules of this package that have `specs()`
+OPERATIONS = ("layer_norm", "window_attention")  # modules of this package that have `specs()`
 
 
 @dataclass(frozen=True)

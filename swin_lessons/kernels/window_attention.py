@@ -1,0 +1,435 @@
+"""Window attention: from what the linear layer of queries, keys and values wrote to what the projection reads.
+
+The shift, the cut into windows and the mask are arithmetic on indices, scores never leave the chip, and the result
+lies where its tokens came from. V1 scales dot products, V2 compares directions (arXiv:2103.14030, equation 4;
+arXiv:2111.09883, equation 2). The kernels: `window_attention_whole` for windows of up to 64 tokens,
+`window_attention_blocks` for all others.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..models.fast import unit_vectors
+from ..models.windows import Size, cyclic_shift, shift_mask, window_partition, window_reverse
+from . import window_attention_blocks as blocks
+from . import window_attention_whole as whole
+from .cost import Cost
+from .launch import ceil_div, interpreting, multiprocessors, power_of_2, use_triton
+from .philox import uniform
+from .spec import Spec
+
+MAX_HEAD_DIM = 64
+STATISTICS = ("bias_ptr", "factor_ptr", "lse_ptr", "mean_ptr", "dbias_ptr", "dfactor_ptr")  # fp32 in any case
+
+
+# --- the maths, in PyTorch
+
+
+def window_attention_torch(
+    qkv: Tensor,
+    bias: Tensor,
+    window_size: Size,
+    shift_size: Size = (0, 0),
+    *,
+    num_heads: int,
+    scale: float | None = None,
+    logit_factor: Tensor | None = None,
+    dropout: float = 0.0,
+    seed: int = 0,
+) -> Tensor:
+    """`window_attention` step by step: roll, cut, score, mask, softmax, drop, sum up, put back, roll back."""
+    B, H, W, _ = qkv.shape
+    windows = window_partition(cyclic_shift(qkv, shift_size), window_size)  # (n, N, 3C)
+    heads = windows.unflatten(-1, (3, num_heads, -1)).permute(2, 0, 3, 1, 4)
+    q, k, v = heads.unbind(0)  # each (n, num_heads, N, head_dim)
+    if logit_factor is None:
+        q = q * (q.shape[-1] ** -0.5 if scale is None else scale)
+    else:
+        wide = torch.promote_types(q.dtype, torch.float32)
+        q, k = (unit_vectors(t.to(wide)) for t in (q, k))
+        q, k = (q * logit_factor.reshape(-1, 1, 1)).to(v.dtype), k.to(v.dtype)
+    scores = q @ k.transpose(-2, -1) + bias.to(q.dtype)  # (n, num_heads, N, N)
+    if any(shift_size):
+        mask = shift_mask(H, W, window_size, shift_size, qkv.device).repeat(B, 1, 1)
+        scores = scores.masked_fill(~mask[:, None], -torch.inf)
+    weights = scores.softmax(-1)
+    if dropout:
+        dice = uniform(seed, torch.arange(weights.numel(), device=qkv.device)).view(weights.shape)
+        weights = torch.where(dice >= dropout, weights / (1 - dropout), 0.0)
+    out = (weights @ v).transpose(1, 2).flatten(2)  # (n, N, C)
+    return cyclic_shift(window_reverse(out, window_size, H, W), (-shift_size[0], -shift_size[1]))
+
+
+# --- tiles, as compile reports chose them: no spills on sm_80, 86, 89 and 90
+
+
+class Tiles(NamedTuple):
+    """How many queries and keys a tile holds, and the warps and stages of its program."""
+
+    query: int
+    key: int
+    warps: int
+    stages: int = 1
+
+
+# For a window in one tile: by kind of arithmetic and side of the tile, the warps (forward, backward).
+WHOLE = {
+    "half": {16: (1, 1), 32: (2, 2), 64: (4, 4)},
+    "fp32": {16: (1, 4), 32: (4, 4), 64: (8, 16)},
+}
+WHOLE_HEAD_DIM = 32  # more channels do not fit the registers beside 64 x 64 scores
+# For windows in blocks: by kind of arithmetic, a tile for each kernel.
+BLOCKS = {
+    "half": {
+        "forward": Tiles(64, 32, 4, 2),
+        "query": Tiles(64, 32, 4, 2),
+        "key": Tiles(32, 64, 4, 2),
+        "bias": Tiles(64, 32, 4, 2),
+    },
+    "tf32": {
+        "forward": Tiles(64, 32, 4, 1),
+        "query": Tiles(64, 32, 4, 1),
+        "key": Tiles(32, 64, 4, 1),
+        "bias": Tiles(64, 32, 4, 1),
+    },
+    "fp32": {
+        "forward": Tiles(64, 32, 8, 1),
+        "query": Tiles(64, 32, 8, 1),
+        "key": Tiles(32, 64, 8, 1),
+        "bias": Tiles(64, 32, 8, 1),
+    },
+}
+
+
+def arithmetic(x: Tensor) -> str:
+    """What products are made of: "half", "fp32", or "tf32" where PyTorch may use it for matrix products."""
+    if x.dtype != torch.float32:
+        return "half"
+    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "fp32"
+
+
+def whole_warps(kind: str, N: int, head_dim: int) -> tuple[int, int] | None:
+    """Warps (forward, backward) for a window of N tokens in one tile; None where it goes in blocks."""
+    return WHOLE.get(kind, {}).get(side(N)) if head_dim <= WHOLE_HEAD_DIM else None
+
+
+def side(n: int) -> int:
+    """The side of a tile for `n` tokens or channels: matrix instructions need 16 at least."""
+    return max(16, power_of_2(n))
+
+
+def walkers(tasks: int, programs: int) -> int:
+    """How many programs share `tasks` evenly, when about `programs` run side by side."""
+    rounds = ceil_div(tasks, max(programs, 1))
+    return ceil_div(tasks, rounds) if tasks else 0
+
+
+# --- launching
+
+
+class Job(NamedTuple):
+    """The sizes of one call, as all kernels take them."""
+
+    windows: int
+    C: int
+    H: int
+    W: int
+    window: Size
+    shift: Size
+    num_heads: int
+    scale: float
+    dropout: float
+    seed: int
+    cosine: bool
+    kind: str
+    wide: bool
+
+    @property
+    def N(self) -> int:
+        """Tokens of a window."""
+        return self.window[0] * self.window[1]
+
+    @property
+    def head_dim(self) -> int:
+        """Channels of a head."""
+        return self.C // self.num_heads
+
+    def scalars(self) -> dict[str, float]:
+        """Arguments of a launch that are numbers, except `windows`."""
+        sizes = {"C": self.C, "H": self.H, "W": self.W, "dy": self.shift[0], "dx": self.shift[1]}
+        return {**sizes, "scale": self.scale, "seed": self.seed}
+
+    def constants(self) -> dict[str, Any]:
+        """Constants of a kernel, except its tile."""
+        return {
+            "HEADS": self.num_heads,
+            "HEIGHT": self.window[0],
+            "WIDTH": self.window[1],
+            "DIM": self.head_dim,
+            "BLOCK_D": side(self.head_dim),
+            "COSINE": self.cosine,
+            "SHIFTED": any(self.shift),
+            "RATE": self.dropout,
+            "WIDE": self.wide,
+            "PRECISION": "tf32" if self.kind == "tf32" else "ieee",
+        }
+
+    def tiles(self, kernel: str) -> Tiles:
+        """The tile of a kernel that goes in blocks, no larger than the window needs."""
+        tile = BLOCKS[self.kind][kernel]
+        return tile._replace(query=min(tile.query, side(self.N)), key=min(tile.key, side(self.N)))
+
+
+def _job(qkv, factor, window, shift, num_heads, scale, dropout, seed) -> Job:
+    B, H, W, channels = qkv.shape
+    windows = B * (H // window[0]) * (W // window[1])
+    wide = qkv.dtype == torch.bfloat16 and interpreting()  # the interpreter computes wrongly in bf16
+    sizes = (windows, channels // 3, H, W, tuple(window), tuple(shift), num_heads, scale, dropout, seed)
+    return Job(*sizes, factor is not None, arithmetic(qkv), wide)
+
+
+def _launch(kernel: Any, programs: int, tensors: tuple, job: Job, tile: Tiles) -> None:
+    numbers = job.scalars()
+    if "windows" in kernel.arg_names:
+        numbers["windows"] = job.windows
+    if programs:
+        constants = {**job.constants(), **tile_constants(kernel, tile)}
+        kernel[(programs,)](*tensors, **numbers, **constants, num_warps=tile.warps, num_stages=tile.stages)
+
+
+def tile_constants(kernel: Any, tile: Tiles) -> dict[str, int]:
+    """The constants that give a kernel its tile."""
+    if "BLOCK_N" in kernel.arg_names:
+        return {"BLOCK_N": tile.query}
+    return {"BLOCK_Q": tile.query, "BLOCK_K": tile.key}
+
+
+@torch.library.custom_op("swin_lessons::window_attention", mutates_args=())
+def _attention(
+    qkv: Tensor,
+    bias: Tensor,
+    factor: Tensor | None,
+    window: Sequence[int],
+    shift: Sequence[int],
+    num_heads: int,
+    scale: float,
+    dropout: float,
+    seed: int,
+) -> tuple[Tensor, Tensor]:
+    """The result, and the log-sum-exp of every row of scores: `(windows, num_heads, N)` fp32."""
+    job = _job(qkv, factor, window, shift, num_heads, scale, dropout, seed)
+    qkv, bias = qkv.contiguous(), bias.contiguous()
+    out = qkv.new_empty(*qkv.shape[:3], job.C)
+    lse = qkv.new_empty(job.windows, num_heads, job.N, dtype=torch.float32)
+    tensors = (qkv, bias, bias if factor is None else factor, out, lse)
+    warps = whole_warps(job.kind, job.N, job.head_dim)
+    if warps is not None:
+        tile = Tiles(side(job.N), side(job.N), warps[0])
+        programs = num_heads * walkers(job.windows, 8 * multiprocessors(qkv) // num_heads)
+        _launch(whole.forward_kernel, programs, tensors, job, tile)
+    else:
+        tile = job.tiles("forward")
+        programs = job.windows * num_heads * ceil_div(job.N, tile.query)
+        _launch(blocks.forward_kernel, programs, tensors, job, tile)
+    return out, lse
+
+
+@_attention.register_fake
+def _(qkv, bias, factor, window, shift, num_heads, scale, dropout, seed):
+    B, H, W, channels = qkv.shape
+    windows = B * (H // window[0]) * (W // window[1])
+    lse = qkv.new_empty(windows, num_heads, window[0] * window[1], dtype=torch.float32)
+    return qkv.new_empty(B, H, W, channels // 3), lse
+
+
+@torch.library.custom_op("swin_lessons::window_attention_backward", mutates_args=())
+def _attention_backward(
+    dout: Tensor,
+    qkv: Tensor,
+    bias: Tensor,
+    factor: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    window: Sequence[int],
+    shift: Sequence[int],
+    num_heads: int,
+    scale: float,
+    dropout: float,
+    seed: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of `qkv`, `bias` and `factor`; the last is empty without a factor."""
+    job = _job(qkv, factor, window, shift, num_heads, scale, dropout, seed)
+    dout, qkv, bias = dout.contiguous(), qkv.contiguous(), bias.contiguous()
+    inputs = (qkv, bias, bias if factor is None else factor, lse)
+    fits = whole_warps(job.kind, job.N, job.head_dim) is not None
+    dqkv, dbias, dfactor = _whole(dout, *inputs, job) if fits else _in_blocks(dout, out, *inputs, job)
+    dfactor = qkv.new_empty(0) if factor is None else dfactor.sum(0)
+    return dqkv, dbias.sum(0).to(bias.dtype), dfactor
+
+
+def _whole(dout: Tensor, qkv: Tensor, bias: Tensor, factor: Tensor, lse: Tensor, job: Job) -> tuple:
+    """`dqkv`, and partial sums of the other gradients: one program for each head and share of the windows."""
+    warps = whole_warps(job.kind, job.N, job.head_dim)
+    assert warps is not None
+    tile = Tiles(side(job.N), side(job.N), warps[1])
+    shares = walkers(job.windows, 2 * multiprocessors(qkv) // job.num_heads)
+    dqkv = torch.empty_like(qkv)
+    dbias = lse.new_empty(shares, job.num_heads, job.N, job.N)
+    dfactor = lse.new_empty(shares, job.num_heads)
+    tensors = (dout, qkv, bias, factor, lse, dqkv, dbias, dfactor)
+    _launch(whole.backward_kernel, shares * job.num_heads, tensors, job, tile)
+    return dqkv, dbias, dfactor
+
+
+def _in_blocks(
+    dout: Tensor, out: Tensor, qkv: Tensor, bias: Tensor, factor: Tensor, lse: Tensor, job: Job
+) -> tuple:
+    """`dqkv`, and partial sums of the other gradients: along rows, down columns, through windows."""
+    pairs, dqkv, mean = job.windows * job.num_heads, torch.empty_like(qkv), torch.empty_like(lse)
+    tile = job.tiles("query")
+    rows = ceil_div(job.N, tile.query)
+    dfactor = lse.new_empty(job.windows, job.num_heads, rows)
+    tensors = (dout, out, qkv, bias, factor, lse, dqkv, mean, dfactor)
+    _launch(blocks.query_kernel, pairs * rows, tensors, job, tile)
+    tile, inputs = job.tiles("key"), (dout, qkv, bias, factor, lse, mean)
+    _launch(blocks.key_kernel, pairs * ceil_div(job.N, tile.key), (*inputs, dqkv), job, tile)
+    tile = job.tiles("bias")
+    of_a_window = job.num_heads * ceil_div(job.N, tile.query) * ceil_div(job.N, tile.key)
+    shares = walkers(job.windows, 4 * multiprocessors(qkv) // of_a_window)
+    dbias = lse.new_empty(shares, job.num_heads, job.N, job.N)
+    _launch(blocks.bias_kernel, shares * of_a_window, (*inputs, dbias), job, tile)
+    return dqkv, dbias, dfactor.sum(2)
+
+
+@_attention_backward.register_fake
+def _(dout, qkv, bias, factor, out, lse, window, shift, num_heads, scale, dropout, seed):
+    dfactor = qkv.new_empty(0) if factor is None else torch.empty_like(factor)
+    return qkv.new_empty(qkv.shape), bias.new_empty(bias.shape), dfactor
+
+
+def _keep(ctx: Any, inputs: tuple, output: tuple) -> None:
+    qkv, bias, factor, *ctx.options = inputs
+    out, lse = output
+    ctx.mark_non_differentiable(lse)
+    ctx.save_for_backward(qkv, bias, factor, out, lse)
+
+
+def _gradients(ctx: Any, dout: Tensor, _: Tensor) -> tuple:
+    dqkv, dbias, dfactor = _attention_backward(dout, *ctx.saved_tensors, *ctx.options)
+    return dqkv, dbias, None if ctx.saved_tensors[2] is None else dfactor, *[None] * len(ctx.options)
+
+
+_attention.register_autograd(_gradients, setup_context=_keep)
+
+
+# --- the operation
+
+
+def window_attention(
+    qkv: Tensor,
+    bias: Tensor,
+    window_size: Size,
+    shift_size: Size = (0, 0),
+    *,
+    num_heads: int,
+    scale: float | None = None,
+    logit_factor: Tensor | None = None,
+    dropout: float = 0.0,
+    seed: int = 0,
+    impl: str = "auto",
+) -> Tensor:
+    """Attention in shifted windows of a map: `(B, H, W, 3C)` -> `(B, H, W, C)`, in the dtype of `qkv`.
+
+    Args:
+        qkv: queries, keys and values, each head by head, as one linear layer writes them for the map as it lies in
+            memory. H and W are multiples of the window: pad with zeros before that layer.
+        bias: `(num_heads, N, N)` for the N tokens of a window, of any floating dtype.
+        window_size: (h, w) in tokens.
+        shift_size: how far windows are rolled, in tokens; tokens that meet only by the roll do not see each other.
+        scale: of the dot products of V1; None for head_dim ** -0.5.
+        logit_factor: `num_heads` numbers, which multiply the cosines of V2: `logit_scale.clamp(max=ln 100).exp()`.
+            None for V1.
+        dropout: the share of attention weights to drop.
+        seed: of dropout; the same seed drops the same weights with either `impl`.
+        impl: "auto", "torch" or "triton".
+
+    Raises:
+        ValueError: sizes that do not fit together; with impl="triton", a head_dim above 64 or a dtype other than
+            fp32, fp16 and bf16.
+    """
+    _check(qkv, bias, window_size, shift_size, num_heads, scale, logit_factor, dropout)
+    head_dim = qkv.shape[-1] // (3 * num_heads)
+    scale = head_dim**-0.5 if scale is None else scale
+    window, shift = tuple(window_size), tuple(shift_size)
+    limit = "" if head_dim <= MAX_HEAD_DIM else f"head_dim {head_dim} is more than {MAX_HEAD_DIM}"
+    if use_triton(impl, qkv, limit):
+        factor = None if logit_factor is None else logit_factor.reshape(-1).float().contiguous()
+        return _attention(qkv, bias, factor, window, shift, num_heads, scale, dropout, seed)[0]
+    options = {"scale": scale, "logit_factor": logit_factor, "dropout": dropout, "seed": seed}
+    return window_attention_torch(qkv, bias, window, shift, num_heads=num_heads, **options)
+
+
+def _check(qkv, bias, window_size, shift_size, num_heads, scale, logit_factor, dropout) -> None:
+    if qkv.ndim != 4 or not qkv.is_floating_point():
+        raise ValueError(
+            f"qkv is {tuple(qkv.shape)} of {qkv.dtype}: it must be (B, H, W, 3C), floating point"
+        )
+    (_, H, W, channels), (h, w), (dy, dx) = qkv.shape, window_size, shift_size
+    if num_heads < 1 or channels % (3 * num_heads):
+        raise ValueError(f"{channels} channels are not 3 x {num_heads} heads of one size")
+    if h < 1 or w < 1 or H % h or W % w:
+        raise ValueError(
+            f"windows of {h} x {w} do not tile a map of {H} x {W}: pad it before the linear layer"
+        )
+    if not (0 <= dy < h and 0 <= dx < w):
+        raise ValueError(f"shift_size={(dy, dx)} must be at least 0 and less than the window, {(h, w)}")
+    if bias.shape != (num_heads, h * w, h * w):
+        raise ValueError(f"bias is {tuple(bias.shape)}: it must be {(num_heads, h * w, h * w)}")
+    if scale is not None and logit_factor is not None:
+        raise ValueError("scale is V1's and logit_factor V2's: give one of them")
+    if logit_factor is not None and logit_factor.numel() != num_heads:
+        raise ValueError(
+            f"logit_factor has {logit_factor.numel()} numbers: it needs one for {num_heads} heads"
+        )
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout={dropout}: a share of weights, at least 0 and less than 1")
+
+
+# --- what to expect
+
+
+def specs() -> list[Spec]:
+    """The launches to compile for a report: stage 1 of Swin-T, shifted, and of V2 with windows of 8, 16 and 24."""
+    found = []
+    for name, window, map_side, cosine in (
+        ("w=7 d=32 shifted", 7, 56, False),
+        ("V2 w=8 d=32", 8, 64, True),
+        ("V2 w=16 d=32", 16, 64, True),
+        ("V2 w=24 d=32", 24, 96, True),
+    ):
+        for kind, dtypes in (("half", ("fp16", "bf16")), ("fp32", ("fp32",))):
+            windows, shift = 32 * (map_side // window) ** 2, 0 if cosine else 3
+            sizes = (windows, 96, map_side, map_side, (window, window), (shift, shift), 3, 32**-0.5, 0.0, 0)
+            found += _specs(name, Job(*sizes, cosine, kind, False), dtypes)
+    return found
+
+
+def _specs(name: str, job: Job, dtypes: tuple[str, ...]) -> list[Spec]:
+    warps = whole_warps(job.kind, job.N, job.head_dim)
+    if warps is None:
+        kernels = ("forward", "query", "key", "bias")
+        launches = [(k, getattr(blocks, f"{k}_kernel"), job.tiles(k)) for k in kernels]
+    else:
+        tiles = [Tiles(side(job.N), side(job.N), w) for w in warps]
+        launches = [("forward", whole.forward_kernel, tiles[0]), ("backward", whole.backward_kernel, tiles[1])]
+    return [_spec(f"window_attention[{name}] {label}", *launch, job, dtypes) for label, *launch in launches]
+
+
+def _spec(name: str, kernel: Any, tile: Tiles, job: Job, dtypes: tuple[str, ...]) -> Spec:
+    scalars = job.scalars() | ({"windows": job.windows} if "windows" in kernel.arg_names else {})
+    constants = {**job.constants(), **tile_constants(kernel, tile)}
+    pointers = dict.fromkeys(STATISTICS, "fp32")
+    return Spec(name, kernel, pointers, scalars, constants, tile.warps, tile.stages, dtypes)
