@@ -80,26 +80,44 @@ WHOLE = {
     "half": {16: (1, 1), 32: (2, 2), 64: (4, 4)},
     "fp32": {16: (1, 4), 32: (4, 4), 64: (8, 16)},
 }
-WHOLE_HEAD_DIM = 32  # more channels do not fit the registers beside 64 x 64 scores
-# For windows in blocks: by kind of arithmetic, a tile for each kernel.
+ONE_TILE, WHOLE_HEAD_DIM = 64, 32  # more channels do not fit the registers beside 64 x 64 scores
+# For windows in blocks: by kind of arithmetic and padded channels of a head, a tile for each kernel.
 BLOCKS = {
-    "half": {
+    ("half", 32): {
         "forward": Tiles(64, 32, 4, 2),
         "query": Tiles(64, 32, 4, 2),
         "key": Tiles(32, 64, 4, 2),
         "bias": Tiles(64, 32, 4, 2),
     },
-    "tf32": {
-        "forward": Tiles(64, 32, 4, 1),
-        "query": Tiles(64, 32, 4, 1),
-        "key": Tiles(32, 64, 4, 1),
-        "bias": Tiles(64, 32, 4, 1),
+    ("half", 64): {
+        "forward": Tiles(64, 32, 4, 2),
+        "query": Tiles(64, 32, 4, 2),
+        "key": Tiles(32, 64, 4),
+        "bias": Tiles(64, 32, 4, 2),
     },
-    "fp32": {
-        "forward": Tiles(64, 32, 8, 1),
-        "query": Tiles(64, 32, 8, 1),
-        "key": Tiles(32, 64, 8, 1),
-        "bias": Tiles(64, 32, 8, 1),
+    ("tf32", 32): {
+        "forward": Tiles(64, 32, 4),
+        "query": Tiles(64, 32, 4),
+        "key": Tiles(32, 64, 4),
+        "bias": Tiles(64, 32, 4),
+    },
+    ("tf32", 64): {
+        "forward": Tiles(64, 32, 4),
+        "query": Tiles(32, 32, 4),
+        "key": Tiles(32, 32, 4),
+        "bias": Tiles(64, 32, 4),
+    },
+    ("fp32", 32): {
+        "forward": Tiles(64, 32, 8),
+        "query": Tiles(64, 32, 8),
+        "key": Tiles(32, 64, 8),
+        "bias": Tiles(16, 64, 4),
+    },
+    ("fp32", 64): {
+        "forward": Tiles(64, 32, 8),
+        "query": Tiles(32, 32, 8),
+        "key": Tiles(32, 64, 8),
+        "bias": Tiles(16, 64, 4),
     },
 }
 
@@ -179,7 +197,7 @@ class Job(NamedTuple):
 
     def tiles(self, kernel: str) -> Tiles:
         """The tile of a kernel that goes in blocks, no larger than the window needs."""
-        tile = BLOCKS[self.kind][kernel]
+        tile = BLOCKS[self.kind, max(32, side(self.head_dim))][kernel]
         return tile._replace(query=min(tile.query, side(self.N)), key=min(tile.key, side(self.N)))
 
 
@@ -401,6 +419,59 @@ def _check(qkv, bias, window_size, shift_size, num_heads, scale, logit_factor, d
 # --- what to expect
 
 
+def window_attention_cost(
+    tokens: int,
+    C: int,
+    num_heads: int,
+    N: int,
+    itemsize: int,
+    *,
+    shifted: bool = False,
+    cosine: bool = False,
+    backward: bool = False,
+) -> Cost:
+    """Between the linear layers, for maps of `tokens` in all in windows of N, with scores and mask in memory or not.
+
+    Before: the operations of `models.attention.WindowAttention` with attention="reference". A kernel is taken to
+    read each tensor once, since what its programs share stays in the second-level cache.
+    """
+    x, scores = tokens * C * itemsize, tokens * N * num_heads * itemsize
+    mask = tokens * N * shifted
+    launches, moved = (_backward_before if backward else _forward_before)(x, scores, mask)
+    if cosine:
+        extra, wide = (28, 48) if backward else (12, 12)  # passes over C numbers a token, in fp32
+        casts = 4 if itemsize < 4 else 0
+        launches += extra + casts
+        moved += wide * tokens * C * 4 - 2 * x + casts * (x + tokens * C * 4)
+    bias = num_heads * N * N * 4
+    launches_after, moved_after = _after(x, bias, 4 * tokens * num_heads, N, cosine, backward)
+    flops = (10 if backward else 4) * tokens * N * C + (12 if backward else 6) * tokens * C * cosine
+    return Cost(launches, launches_after, moved + bias, moved_after, flops)
+
+
+def _forward_before(x: int, scores: int, mask: int) -> tuple[int, int]:
+    """Cut, scale, copy q and k, QK', add bias, (mask,) softmax, copy v, PV, join heads, put back: launches, bytes."""
+    if mask:  # it is inverted and read; and two rolls
+        return 15, 22 * x + 8 * scores + 3 * mask
+    return 11, 18 * x + 6 * scores
+
+
+def _backward_before(x: int, scores: int, mask: int) -> tuple[int, int]:
+    """The same operations backwards: four products, softmax, the sum for the bias, and joining dq, dk and dv."""
+    if mask:
+        return 15, 32 * x + 10 * scores + mask
+    return 12, 28 * x + 8 * scores
+
+
+def _after(x: int, bias: int, statistic: int, N: int, cosine: bool, backward: bool) -> tuple[int, int]:
+    """The kernels: launches and bytes, but for partial sums, whose number is the device's."""
+    if not backward:
+        return 1, 4 * x + bias + statistic
+    if N <= ONE_TILE:
+        return 2 + cosine, 7 * x + 2 * bias + statistic  # one kernel, and sums of the parts
+    return 4 + 2 * cosine, 16 * x + 4 * bias + 6 * statistic  # three kernels that read q, k, v and dout
+
+
 def specs() -> list[Spec]:
     """The launches to compile for a report: stage 1 of Swin-T, shifted, and of V2 with windows of 8, 16 and 24."""
     found = []
@@ -424,7 +495,10 @@ def _specs(name: str, job: Job, dtypes: tuple[str, ...]) -> list[Spec]:
         launches = [(k, getattr(blocks, f"{k}_kernel"), job.tiles(k)) for k in kernels]
     else:
         tiles = [Tiles(side(job.N), side(job.N), w) for w in warps]
-        launches = [("forward", whole.forward_kernel, tiles[0]), ("backward", whole.backward_kernel, tiles[1])]
+        launches = [
+            ("forward", whole.forward_kernel, tiles[0]),
+            ("backward", whole.backward_kernel, tiles[1]),
+        ]
     return [_spec(f"window_attention[{name}] {label}", *launch, job, dtypes) for label, *launch in launches]
 
 
