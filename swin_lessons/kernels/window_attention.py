@@ -7,7 +7,7 @@ arXiv:2111.09883, equation 2). The kernels: `window_attention_whole` for windows
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,12 +17,12 @@ from ..models.windows import Size, cyclic_shift, shift_mask, window_partition, w
 from . import window_attention_blocks as blocks
 from . import window_attention_whole as whole
 from .cost import Cost
-from .launch import ceil_div, interpreting, multiprocessors, power_of_2, use_triton
+from .launch import ceil_div, interpreting, multiprocessors, use_triton
 from .philox import uniform
 from .spec import Spec
+from .window_attention_tiles import Job, Tiles, arithmetic, job_specs, launch, walkers, whole_tiles
 
 MAX_HEAD_DIM = 64
-STATISTICS = ("bias_ptr", "factor_ptr", "lse_ptr", "mean_ptr", "dbias_ptr", "dfactor_ptr")  # fp32 in any case
 
 
 # --- the maths, in PyTorch
@@ -63,142 +63,7 @@ def window_attention_torch(
     return cyclic_shift(window_reverse(out, window_size, H, W), (-shift_size[0], -shift_size[1]))
 
 
-# --- tiles, as compile reports chose them: no spills on sm_80, 86, 89 and 90
-
-
-class Tiles(NamedTuple):
-    """How many queries and keys a tile holds, and the warps and stages of its program."""
-
-    query: int
-    key: int
-    warps: int
-    stages: int = 1
-
-
-# For a window in one tile: by kind of arithmetic and side of the tile, the warps (forward, backward).
-WHOLE = {
-    "half": {16: (1, 1), 32: (2, 2), 64: (4, 4)},
-    "fp32": {16: (1, 4), 32: (4, 4), 64: (8, 16)},
-}
-ONE_TILE, WHOLE_HEAD_DIM = 64, 32  # more channels do not fit the registers beside 64 x 64 scores
-# For windows in blocks: by kind of arithmetic and padded channels of a head, a tile for each kernel.
-BLOCKS = {
-    ("half", 32): {
-        "forward": Tiles(64, 32, 4, 2),
-        "query": Tiles(64, 32, 4, 2),
-        "key": Tiles(32, 64, 4, 2),
-        "bias": Tiles(64, 32, 4, 2),
-    },
-    ("half", 64): {
-        "forward": Tiles(64, 32, 4, 2),
-        "query": Tiles(64, 32, 4, 2),
-        "key": Tiles(32, 64, 4),
-        "bias": Tiles(64, 32, 4, 2),
-    },
-    ("tf32", 32): {
-        "forward": Tiles(64, 32, 4),
-        "query": Tiles(64, 32, 4),
-        "key": Tiles(32, 64, 4),
-        "bias": Tiles(64, 32, 4),
-    },
-    ("tf32", 64): {
-        "forward": Tiles(64, 32, 4),
-        "query": Tiles(32, 32, 4),
-        "key": Tiles(32, 32, 4),
-        "bias": Tiles(64, 32, 4),
-    },
-    ("fp32", 32): {
-        "forward": Tiles(64, 32, 8),
-        "query": Tiles(64, 32, 8),
-        "key": Tiles(32, 64, 8),
-        "bias": Tiles(16, 64, 4),
-    },
-    ("fp32", 64): {
-        "forward": Tiles(64, 32, 8),
-        "query": Tiles(32, 32, 8),
-        "key": Tiles(32, 64, 8),
-        "bias": Tiles(16, 64, 4),
-    },
-}
-
-
-def arithmetic(x: Tensor) -> str:
-    """What products are made of: "half", "fp32", or "tf32" where PyTorch may use it for matrix products."""
-    if x.dtype != torch.float32:
-        return "half"
-    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "fp32"
-
-
-def whole_warps(kind: str, N: int, head_dim: int) -> tuple[int, int] | None:
-    """Warps (forward, backward) for a window of N tokens in one tile; None where it goes in blocks."""
-    return WHOLE.get(kind, {}).get(side(N)) if head_dim <= WHOLE_HEAD_DIM else None
-
-
-def side(n: int) -> int:
-    """The side of a tile for `n` tokens or channels: matrix instructions need 16 at least."""
-    return max(16, power_of_2(n))
-
-
-def walkers(tasks: int, programs: int) -> int:
-    """How many programs share `tasks` evenly, when about `programs` run side by side."""
-    rounds = ceil_div(tasks, max(programs, 1))
-    return ceil_div(tasks, rounds) if tasks else 0
-
-
-# --- launching
-
-
-class Job(NamedTuple):
-    """The sizes of one call, as all kernels take them."""
-
-    windows: int
-    C: int
-    H: int
-    W: int
-    window: Size
-    shift: Size
-    num_heads: int
-    scale: float
-    dropout: float
-    seed: int
-    cosine: bool
-    kind: str
-    wide: bool
-
-    @property
-    def N(self) -> int:
-        """Tokens of a window."""
-        return self.window[0] * self.window[1]
-
-    @property
-    def head_dim(self) -> int:
-        """Channels of a head."""
-        return self.C // self.num_heads
-
-    def scalars(self) -> dict[str, float]:
-        """Arguments of a launch that are numbers, except `windows`."""
-        sizes = {"C": self.C, "H": self.H, "W": self.W, "dy": self.shift[0], "dx": self.shift[1]}
-        return {**sizes, "scale": self.scale, "seed": self.seed}
-
-    def constants(self) -> dict[str, Any]:
-        """Constants of a kernel, except its tile."""
-        return {
-            "HEADS": self.num_heads,
-            "HEIGHT": self.window[0],
-            "WIDTH": self.window[1],
-            "DIM": self.head_dim,
-            "BLOCK_D": side(self.head_dim),
-            "COSINE": self.cosine,
-            "SHIFTED": any(self.shift),
-            "RATE": self.dropout,
-            "WIDE": self.wide,
-            "PRECISION": "tf32" if self.kind == "tf32" else "ieee",
-        }
-
-    def tiles(self, kernel: str) -> Tiles:
-        """The tile of a kernel that goes in blocks, no larger than the window needs."""
-        tile = BLOCKS[self.kind, max(32, side(self.head_dim))][kernel]
-        return tile._replace(query=min(tile.query, side(self.N)), key=min(tile.key, side(self.N)))
+# --- launching, and what autograd has to know
 
 
 def _job(qkv, factor, window, shift, num_heads, scale, dropout, seed) -> Job:
@@ -207,22 +72,6 @@ def _job(qkv, factor, window, shift, num_heads, scale, dropout, seed) -> Job:
     wide = qkv.dtype == torch.bfloat16 and interpreting()  # the interpreter computes wrongly in bf16
     sizes = (windows, channels // 3, H, W, tuple(window), tuple(shift), num_heads, scale, dropout, seed)
     return Job(*sizes, factor is not None, arithmetic(qkv), wide)
-
-
-def _launch(kernel: Any, programs: int, tensors: tuple, job: Job, tile: Tiles) -> None:
-    numbers = job.scalars()
-    if "windows" in kernel.arg_names:
-        numbers["windows"] = job.windows
-    if programs:
-        constants = {**job.constants(), **tile_constants(kernel, tile)}
-        kernel[(programs,)](*tensors, **numbers, **constants, num_warps=tile.warps, num_stages=tile.stages)
-
-
-def tile_constants(kernel: Any, tile: Tiles) -> dict[str, int]:
-    """The constants that give a kernel its tile."""
-    if "BLOCK_N" in kernel.arg_names:
-        return {"BLOCK_N": tile.query}
-    return {"BLOCK_Q": tile.query, "BLOCK_K": tile.key}
 
 
 @torch.library.custom_op("swin_lessons::window_attention", mutates_args=())
@@ -243,15 +92,14 @@ def _attention(
     out = qkv.new_empty(*qkv.shape[:3], job.C)
     lse = qkv.new_empty(job.windows, num_heads, job.N, dtype=torch.float32)
     tensors = (qkv, bias, bias if factor is None else factor, out, lse)
-    warps = whole_warps(job.kind, job.N, job.head_dim)
-    if warps is not None:
-        tile = Tiles(side(job.N), side(job.N), warps[0])
+    tiles = whole_tiles(job.kind, job.N, job.head_dim)
+    if tiles is not None:
         programs = num_heads * walkers(job.windows, 8 * multiprocessors(qkv) // num_heads)
-        _launch(whole.forward_kernel, programs, tensors, job, tile)
+        launch(whole.forward_kernel, programs, tensors, job, tiles[0])
     else:
         tile = job.tiles("forward")
         programs = job.windows * num_heads * ceil_div(job.N, tile.query)
-        _launch(blocks.forward_kernel, programs, tensors, job, tile)
+        launch(blocks.forward_kernel, programs, tensors, job, tile)
     return out, lse
 
 
@@ -265,7 +113,7 @@ def _(qkv, bias, factor, window, shift, num_heads, scale, dropout, seed):
 
 @torch.library.custom_op("swin_lessons::window_attention_backward", mutates_args=())
 def _attention_backward(
-    dout: Tensor,
+    d_out: Tensor,
     qkv: Tensor,
     bias: Tensor,
     factor: Tensor | None,
@@ -280,50 +128,52 @@ def _attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of `qkv`, `bias` and `factor`; the last is empty without a factor."""
     job = _job(qkv, factor, window, shift, num_heads, scale, dropout, seed)
-    dout, qkv, bias = dout.contiguous(), qkv.contiguous(), bias.contiguous()
+    d_out, qkv, bias = d_out.contiguous(), qkv.contiguous(), bias.contiguous()
     inputs = (qkv, bias, bias if factor is None else factor, lse)
-    fits = whole_warps(job.kind, job.N, job.head_dim) is not None
-    dqkv, dbias, dfactor = _whole(dout, *inputs, job) if fits else _in_blocks(dout, out, *inputs, job)
+    tiles = whole_tiles(job.kind, job.N, job.head_dim)
+    if tiles is None:
+        dqkv, dbias, dfactor = _in_blocks(d_out, out, *inputs, job)
+    else:
+        dqkv, dbias, dfactor = _whole(d_out, *inputs, job, tiles[1])
     dfactor = qkv.new_empty(0) if factor is None else dfactor.sum(0)
     return dqkv, dbias.sum(0).to(bias.dtype), dfactor
 
 
-def _whole(dout: Tensor, qkv: Tensor, bias: Tensor, factor: Tensor, lse: Tensor, job: Job) -> tuple:
+def _whole(
+    d_out: Tensor, qkv: Tensor, bias: Tensor, factor: Tensor, lse: Tensor, job: Job, tile: Tiles
+) -> tuple:
     """`dqkv`, and partial sums of the other gradients: one program for each head and share of the windows."""
-    warps = whole_warps(job.kind, job.N, job.head_dim)
-    assert warps is not None
-    tile = Tiles(side(job.N), side(job.N), warps[1])
     shares = walkers(job.windows, 2 * multiprocessors(qkv) // job.num_heads)
     dqkv = torch.empty_like(qkv)
     dbias = lse.new_empty(shares, job.num_heads, job.N, job.N)
     dfactor = lse.new_empty(shares, job.num_heads)
-    tensors = (dout, qkv, bias, factor, lse, dqkv, dbias, dfactor)
-    _launch(whole.backward_kernel, shares * job.num_heads, tensors, job, tile)
+    tensors = (d_out, qkv, bias, factor, lse, dqkv, dbias, dfactor)
+    launch(whole.backward_kernel, shares * job.num_heads, tensors, job, tile)
     return dqkv, dbias, dfactor
 
 
 def _in_blocks(
-    dout: Tensor, out: Tensor, qkv: Tensor, bias: Tensor, factor: Tensor, lse: Tensor, job: Job
+    d_out: Tensor, out: Tensor, qkv: Tensor, bias: Tensor, factor: Tensor, lse: Tensor, job: Job
 ) -> tuple:
     """`dqkv`, and partial sums of the other gradients: along rows, down columns, through windows."""
     pairs, dqkv, mean = job.windows * job.num_heads, torch.empty_like(qkv), torch.empty_like(lse)
     tile = job.tiles("query")
     rows = ceil_div(job.N, tile.query)
     dfactor = lse.new_empty(job.windows, job.num_heads, rows)
-    tensors = (dout, out, qkv, bias, factor, lse, dqkv, mean, dfactor)
-    _launch(blocks.query_kernel, pairs * rows, tensors, job, tile)
-    tile, inputs = job.tiles("key"), (dout, qkv, bias, factor, lse, mean)
-    _launch(blocks.key_kernel, pairs * ceil_div(job.N, tile.key), (*inputs, dqkv), job, tile)
+    tensors = (d_out, out, qkv, bias, factor, lse, dqkv, mean, dfactor)
+    launch(blocks.query_kernel, pairs * rows, tensors, job, tile)
+    tile, inputs = job.tiles("key"), (d_out, qkv, bias, factor, lse, mean)
+    launch(blocks.key_kernel, pairs * ceil_div(job.N, tile.key), (*inputs, dqkv), job, tile)
     tile = job.tiles("bias")
     of_a_window = job.num_heads * ceil_div(job.N, tile.query) * ceil_div(job.N, tile.key)
     shares = walkers(job.windows, 4 * multiprocessors(qkv) // of_a_window)
     dbias = lse.new_empty(shares, job.num_heads, job.N, job.N)
-    _launch(blocks.bias_kernel, shares * of_a_window, (*inputs, dbias), job, tile)
+    launch(blocks.bias_kernel, shares * of_a_window, (*inputs, dbias), job, tile)
     return dqkv, dbias, dfactor.sum(2)
 
 
 @_attention_backward.register_fake
-def _(dout, qkv, bias, factor, out, lse, window, shift, num_heads, scale, dropout, seed):
+def _(d_out, qkv, bias, factor, out, lse, window, shift, num_heads, scale, dropout, seed):
     dfactor = qkv.new_empty(0) if factor is None else torch.empty_like(factor)
     return qkv.new_empty(qkv.shape), bias.new_empty(bias.shape), dfactor
 
@@ -335,8 +185,8 @@ def _keep(ctx: Any, inputs: tuple, output: tuple) -> None:
     ctx.save_for_backward(qkv, bias, factor, out, lse)
 
 
-def _gradients(ctx: Any, dout: Tensor, _: Tensor) -> tuple:
-    dqkv, dbias, dfactor = _attention_backward(dout, *ctx.saved_tensors, *ctx.options)
+def _gradients(ctx: Any, d_out: Tensor, _: Tensor) -> tuple:
+    dqkv, dbias, dfactor = _attention_backward(d_out, *ctx.saved_tensors, *ctx.options)
     return dqkv, dbias, None if ctx.saved_tensors[2] is None else dfactor, *[None] * len(ctx.options)
 
 
@@ -381,13 +231,22 @@ def window_attention(
     _check(qkv, bias, window_size, shift_size, num_heads, scale, logit_factor, dropout)
     head_dim = qkv.shape[-1] // (3 * num_heads)
     scale = head_dim**-0.5 if scale is None else scale
-    window, shift = tuple(window_size), tuple(shift_size)
+    window, shift = (window_size[0], window_size[1]), (shift_size[0], shift_size[1])
     limit = "" if head_dim <= MAX_HEAD_DIM else f"head_dim {head_dim} is more than {MAX_HEAD_DIM}"
     if use_triton(impl, qkv, limit):
         factor = None if logit_factor is None else logit_factor.reshape(-1).float().contiguous()
         return _attention(qkv, bias, factor, window, shift, num_heads, scale, dropout, seed)[0]
-    options = {"scale": scale, "logit_factor": logit_factor, "dropout": dropout, "seed": seed}
-    return window_attention_torch(qkv, bias, window, shift, num_heads=num_heads, **options)
+    return window_attention_torch(
+        qkv,
+        bias,
+        window,
+        shift,
+        num_heads=num_heads,
+        scale=scale,
+        logit_factor=logit_factor,
+        dropout=dropout,
+        seed=seed,
+    )
 
 
 def _check(qkv, bias, window_size, shift_size, num_heads, scale, logit_factor, dropout) -> None:
@@ -443,8 +302,8 @@ def window_attention_cost(
         casts = 4 if itemsize < 4 else 0
         launches += extra + casts
         moved += wide * tokens * C * 4 - 2 * x + casts * (x + tokens * C * 4)
-    bias = num_heads * N * N * 4
-    launches_after, moved_after = _after(x, bias, 4 * tokens * num_heads, N, cosine, backward)
+    bias, one_tile = num_heads * N * N * 4, whole_tiles("half", N, C // num_heads) is not None
+    launches_after, moved_after = _after(x, bias, 4 * tokens * num_heads, one_tile, cosine, backward)
     flops = (10 if backward else 4) * tokens * N * C + (12 if backward else 6) * tokens * C * cosine
     return Cost(launches, launches_after, moved + bias, moved_after, flops)
 
@@ -463,13 +322,15 @@ def _backward_before(x: int, scores: int, mask: int) -> tuple[int, int]:
     return 12, 28 * x + 8 * scores
 
 
-def _after(x: int, bias: int, statistic: int, N: int, cosine: bool, backward: bool) -> tuple[int, int]:
+def _after(
+    x: int, bias: int, statistic: int, one_tile: bool, cosine: bool, backward: bool
+) -> tuple[int, int]:
     """The kernels: launches and bytes, but for partial sums, whose number is the device's."""
     if not backward:
         return 1, 4 * x + bias + statistic
-    if N <= ONE_TILE:
+    if one_tile:
         return 2 + cosine, 7 * x + 2 * bias + statistic  # one kernel, and sums of the parts
-    return 4 + 2 * cosine, 16 * x + 4 * bias + 6 * statistic  # three kernels that read q, k, v and dout
+    return 4 + 2 * cosine, 16 * x + 4 * bias + 6 * statistic  # three kernels that read q, k, v and d_out
 
 
 def specs() -> list[Spec]:
@@ -484,26 +345,6 @@ def specs() -> list[Spec]:
         for kind, dtypes in (("half", ("fp16", "bf16")), ("fp32", ("fp32",))):
             windows, shift = 32 * (map_side // window) ** 2, 0 if cosine else 3
             sizes = (windows, 96, map_side, map_side, (window, window), (shift, shift), 3, 32**-0.5, 0.0, 0)
-            found += _specs(name, Job(*sizes, cosine, kind, False), dtypes)
+            job = Job(*sizes, cosine, kind, False)
+            found += job_specs(f"window_attention[{name}]", job, dtypes)
     return found
-
-
-def _specs(name: str, job: Job, dtypes: tuple[str, ...]) -> list[Spec]:
-    warps = whole_warps(job.kind, job.N, job.head_dim)
-    if warps is None:
-        kernels = ("forward", "query", "key", "bias")
-        launches = [(k, getattr(blocks, f"{k}_kernel"), job.tiles(k)) for k in kernels]
-    else:
-        tiles = [Tiles(side(job.N), side(job.N), w) for w in warps]
-        launches = [
-            ("forward", whole.forward_kernel, tiles[0]),
-            ("backward", whole.backward_kernel, tiles[1]),
-        ]
-    return [_spec(f"window_attention[{name}] {label}", *launch, job, dtypes) for label, *launch in launches]
-
-
-def _spec(name: str, kernel: Any, tile: Tiles, job: Job, dtypes: tuple[str, ...]) -> Spec:
-    scalars = job.scalars() | ({"windows": job.windows} if "windows" in kernel.arg_names else {})
-    constants = {**job.constants(), **tile_constants(kernel, tile)}
-    pointers = dict.fromkeys(STATISTICS, "fp32")
-    return Spec(name, kernel, pointers, scalars, constants, tile.warps, tile.stages, dtypes)

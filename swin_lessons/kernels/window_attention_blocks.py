@@ -30,7 +30,6 @@ def forward_kernel(
     factor_ptr,  # (HEADS,) fp32 where COSINE
     out_ptr,  # (B * H * W, C)
     lse_ptr,  # (windows, HEADS, N) fp32: log of the sum of exponentials of each row
-    C,
     H,
     W,
     dy,
@@ -51,6 +50,7 @@ def forward_kernel(
     PRECISION: tl.constexpr,
 ):
     N: tl.constexpr = HEIGHT * WIDTH
+    C: tl.constexpr = HEADS * DIM
     BLOCKS: tl.constexpr = (N + BLOCK_Q - 1) // BLOCK_Q
     block, pair = tl.program_id(0) % BLOCKS, tl.program_id(0) // BLOCKS
     head, window = pair % HEADS, pair // HEADS
@@ -91,7 +91,7 @@ def forward_kernel(
 
 @triton.jit
 def query_kernel(
-    dout_ptr,  # (B * H * W, C)
+    d_out_ptr,  # (B * H * W, C)
     out_ptr,  # (B * H * W, C)
     qkv_ptr,  # (B * H * W, 3C)
     bias_ptr,  # (HEADS, N, N)
@@ -100,7 +100,6 @@ def query_kernel(
     dqkv_ptr,  # (B * H * W, 3C): queries are written
     mean_ptr,  # (windows, HEADS, N) fp32, written: the mean of each row's weight gradients under its weights
     dfactor_ptr,  # (windows, HEADS, BLOCKS) fp32 where COSINE: partial sums
-    C,
     H,
     W,
     dy,
@@ -121,6 +120,7 @@ def query_kernel(
     PRECISION: tl.constexpr,
 ):
     N: tl.constexpr = HEIGHT * WIDTH
+    C: tl.constexpr = HEADS * DIM
     BLOCKS: tl.constexpr = (N + BLOCK_Q - 1) // BLOCK_Q
     block, pair = tl.program_id(0) % BLOCKS, tl.program_id(0) // BLOCKS
     head, window = pair % HEADS, pair // HEADS
@@ -133,9 +133,9 @@ def query_kernel(
     raw_q = load_tokens(qkv_ptr, at, there, WIDE)
     q = directions(raw_q, COSINE)
     out_at = tile_at(row, channel, head, C, DIM)
-    dout = load_tokens(dout_ptr, out_at, there, WIDE)
+    d_out = load_tokens(d_out_ptr, out_at, there, WIDE)
     out = load_tokens(out_ptr, out_at, there, WIDE)
-    mean = tl.sum(dout.to(tl.float32) * out.to(tl.float32), 1)
+    mean = tl.sum(d_out.to(tl.float32) * out.to(tl.float32), 1)
     tl.store(mean_ptr + pair * N + query, mean, mask=query < N)
     lse = tl.load(lse_ptr + pair * N + query, mask=query < N, other=float("inf"))
     factor = scale
@@ -151,7 +151,7 @@ def query_kernel(
         v = load_tokens(qkv_ptr + 2 * C, key_at, key_there, WIDE)
         bias = load_bias(bias_ptr, head, query[:, None], key[None, :], N)
         weight = tl.exp(logits(q, k, factor, bias, side, key_side, SHIFTED, PRECISION) - lse[:, None])
-        dweight = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
+        dweight = tl.dot(d_out, tl.trans(v), input_precision=PRECISION)
         if RATE > 0:
             dweight = dropped(dweight, seed, pair, query[:, None], key[None, :], N, RATE)
         dscores = weight * (dweight - mean[:, None])
@@ -164,14 +164,13 @@ def query_kernel(
 
 @triton.jit
 def key_kernel(
-    dout_ptr,  # (B * H * W, C)
+    d_out_ptr,  # (B * H * W, C)
     qkv_ptr,  # (B * H * W, 3C)
     bias_ptr,  # (HEADS, N, N)
     factor_ptr,  # (HEADS,) fp32 where COSINE
     lse_ptr,  # (windows, HEADS, N) fp32
     mean_ptr,  # (windows, HEADS, N) fp32
     dqkv_ptr,  # (B * H * W, 3C): keys and values are written
-    C,
     H,
     W,
     dy,
@@ -192,6 +191,7 @@ def key_kernel(
     PRECISION: tl.constexpr,
 ):
     N: tl.constexpr = HEIGHT * WIDTH
+    C: tl.constexpr = HEADS * DIM
     BLOCKS: tl.constexpr = (N + BLOCK_K - 1) // BLOCK_K
     block, pair = tl.program_id(0) % BLOCKS, tl.program_id(0) // BLOCKS
     head, window = pair % HEADS, pair // HEADS
@@ -215,17 +215,17 @@ def key_kernel(
         row = rows_of(window, query, H, W, dy, dx, HEIGHT, WIDTH)
         q = load_tokens(qkv_ptr, tile_at(row, channel, head, 3 * C, DIM), query_there, WIDE)
         q = directions(q, COSINE)
-        dout = load_tokens(dout_ptr, tile_at(row, channel, head, C, DIM), query_there, WIDE)
+        d_out = load_tokens(d_out_ptr, tile_at(row, channel, head, C, DIM), query_there, WIDE)
         lse = tl.load(lse_ptr + pair * N + query, mask=query < N, other=float("inf"))
         mean = tl.load(mean_ptr + pair * N + query, mask=query < N, other=0.0)
         bias = load_bias(bias_ptr, head, query[None, :], key[:, None], N)
         weight = tl.exp(logits(k, q, factor, bias, side, query_side, SHIFTED, PRECISION) - lse[None, :])
-        dweight = tl.dot(v, tl.trans(dout), input_precision=PRECISION)
+        dweight = tl.dot(v, tl.trans(d_out), input_precision=PRECISION)
         used = weight
         if RATE > 0:
             used = dropped(weight, seed, pair, query[None, :], key[:, None], N, RATE)
             dweight = dropped(dweight, seed, pair, query[None, :], key[:, None], N, RATE)
-        dv += tl.dot(used.to(dout.dtype), dout, input_precision=PRECISION)
+        dv += tl.dot(used.to(d_out.dtype), d_out, input_precision=PRECISION)
         dscores = weight * (dweight - mean[None, :])
         dk += tl.dot(dscores.to(q.dtype), q, input_precision=PRECISION)
     dk *= factor
@@ -237,7 +237,7 @@ def key_kernel(
 
 @triton.jit
 def bias_kernel(
-    dout_ptr,  # (B * H * W, C)
+    d_out_ptr,  # (B * H * W, C)
     qkv_ptr,  # (B * H * W, 3C)
     bias_ptr,  # (HEADS, N, N)
     factor_ptr,  # (HEADS,) fp32 where COSINE
@@ -245,7 +245,6 @@ def bias_kernel(
     mean_ptr,  # (windows, HEADS, N) fp32
     dbias_ptr,  # (walkers, HEADS, N, N) fp32: partial sums
     windows,
-    C,
     H,
     W,
     dy,
@@ -266,6 +265,7 @@ def bias_kernel(
     PRECISION: tl.constexpr,
 ):
     N: tl.constexpr = HEIGHT * WIDTH
+    C: tl.constexpr = HEADS * DIM
     ROWS: tl.constexpr = (N + BLOCK_Q - 1) // BLOCK_Q
     COLUMNS: tl.constexpr = (N + BLOCK_K - 1) // BLOCK_K
     tile, share = tl.program_id(0) % (ROWS * COLUMNS), tl.program_id(0) // (ROWS * COLUMNS)
@@ -290,13 +290,13 @@ def bias_kernel(
         q = load_tokens(qkv_ptr, tile_at(row, channel, head, 3 * C, DIM), query_there, WIDE)
         k = load_tokens(qkv_ptr + C, at, key_there, WIDE)
         v = load_tokens(qkv_ptr + 2 * C, at, key_there, WIDE)
-        dout = load_tokens(dout_ptr, tile_at(row, channel, head, C, DIM), query_there, WIDE)
+        d_out = load_tokens(d_out_ptr, tile_at(row, channel, head, C, DIM), query_there, WIDE)
         q, k = directions(q, COSINE), directions(k, COSINE)
         pair = window * HEADS + head
         lse = tl.load(lse_ptr + pair * N + query, mask=query < N, other=float("inf"))
         mean = tl.load(mean_ptr + pair * N + query, mask=query < N, other=0.0)
         weight = tl.exp(logits(q, k, factor, bias, side, key_side, SHIFTED, PRECISION) - lse[:, None])
-        dweight = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
+        dweight = tl.dot(d_out, tl.trans(v), input_precision=PRECISION)
         if RATE > 0:
             dweight = dropped(dweight, seed, pair, query[:, None], key[None, :], N, RATE)
         dbias += weight * (dweight - mean[:, None])

@@ -28,7 +28,6 @@ def forward_kernel(
     out_ptr,  # (B * H * W, C)
     lse_ptr,  # (windows, HEADS, N) fp32: log of the sum of exponentials of each row
     windows,
-    C,
     H,
     W,
     dy,
@@ -48,6 +47,7 @@ def forward_kernel(
     PRECISION: tl.constexpr,
 ):
     N: tl.constexpr = HEIGHT * WIDTH
+    C: tl.constexpr = HEADS * DIM
     head, walker, walkers = tl.program_id(0) % HEADS, tl.program_id(0) // HEADS, tl.num_programs(0) // HEADS
     token, channel = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_D)
     query, key = token[:, None], token[None, :]
@@ -77,7 +77,7 @@ def forward_kernel(
 
 @triton.jit
 def backward_kernel(
-    dout_ptr,  # (B * H * W, C)
+    d_out_ptr,  # (B * H * W, C)
     qkv_ptr,  # (B * H * W, 3C)
     bias_ptr,  # (HEADS, N, N)
     factor_ptr,  # (HEADS,) fp32 where COSINE
@@ -86,7 +86,6 @@ def backward_kernel(
     dbias_ptr,  # (walkers, HEADS, N, N) fp32: partial sums
     dfactor_ptr,  # (walkers, HEADS) fp32 where COSINE: partial sums
     windows,
-    C,
     H,
     W,
     dy,
@@ -106,6 +105,7 @@ def backward_kernel(
     PRECISION: tl.constexpr,
 ):
     N: tl.constexpr = HEIGHT * WIDTH
+    C: tl.constexpr = HEADS * DIM
     head, walker, walkers = tl.program_id(0) % HEADS, tl.program_id(0) // HEADS, tl.num_programs(0) // HEADS
     token, channel = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_D)
     query, key = token[:, None], token[None, :]
@@ -121,30 +121,32 @@ def backward_kernel(
         side = sides_of(token, dy, dx, HEIGHT, WIDTH) & seams_of(window, H, W, HEIGHT, WIDTH)
         pair = window * HEADS + head
         at = tile_at(row, channel, head, 3 * C, DIM)
-        raw_q = load_tokens(qkv_ptr, at, there, WIDE)
-        raw_k = load_tokens(qkv_ptr + C, at, there, WIDE)
+        q = directions(load_tokens(qkv_ptr, at, there, WIDE), COSINE)
+        k = directions(load_tokens(qkv_ptr + C, at, there, WIDE), COSINE)
         v = load_tokens(qkv_ptr + 2 * C, at, there, WIDE)
-        dout = load_tokens(dout_ptr, tile_at(row, channel, head, C, DIM), there, WIDE)
+        d_out = load_tokens(d_out_ptr, tile_at(row, channel, head, C, DIM), there, WIDE)
         lse = tl.load(lse_ptr + pair * N + token, mask=token < N, other=float("inf"))
-        q, k = directions(raw_q, COSINE), directions(raw_k, COSINE)
         weight = tl.exp(logits(q, k, factor, bias, side, side, SHIFTED, PRECISION) - lse[:, None])
-        dweight = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
+        dweight = tl.dot(d_out, tl.trans(v), input_precision=PRECISION)
         used = weight
         if RATE > 0:
             used = dropped(weight, seed, pair, query, key, N, RATE)
             dweight = dropped(dweight, seed, pair, query, key, N, RATE)
-        dv = tl.dot(tl.trans(used.to(v.dtype)), dout, input_precision=PRECISION)
-        tl.store(dqkv_ptr + 2 * C + at, dv, mask=there)
         dscores = weight * (dweight - tl.sum(weight * dweight, 1)[:, None])
         dbias += dscores
-        dq = tl.dot(dscores.to(k.dtype), k, input_precision=PRECISION)
-        dk = tl.dot(tl.trans(dscores.to(q.dtype)), q, input_precision=PRECISION) * factor
+        dk = tl.dot(tl.trans(dscores.to(q.dtype)), q, input_precision=PRECISION)
         if COSINE:
+            raw_k = load_tokens(qkv_ptr + C, at, there, WIDE)
+            dk = through_unit(dk, raw_k)
+        tl.store(dqkv_ptr + C + at, dk * factor, mask=there)
+        dq = tl.dot(dscores.to(k.dtype), k, input_precision=PRECISION)
+        if COSINE:
+            raw_q = load_tokens(qkv_ptr, at, there, WIDE)  # again, from the cache: registers are short
             dfactor += tl.sum(dq * unit_rows(raw_q), 1)
             dq = through_unit(dq, raw_q)
-            dk = through_unit(dk, raw_k)
         tl.store(dqkv_ptr + at, dq * factor, mask=there)
-        tl.store(dqkv_ptr + C + at, dk, mask=there)
+        dv = tl.dot(tl.trans(used.to(v.dtype)), d_out, input_precision=PRECISION)
+        tl.store(dqkv_ptr + 2 * C + at, dv, mask=there)
     share = walker * HEADS + head
     mask = (query < N) & (key < N)
     tl.store(dbias_ptr + (share * N + query) * N + key, dbias, mask=mask)
