@@ -10,6 +10,7 @@ from .linear_gelu import linear_gelu
 from .report import compile_report
 from .reverse_unshift import reverse_unshift
 from .shift_partition import shift_partition
+from .window_attention import window_attention
 
 __all__ = [
     "FusedAdamW",
@@ -20,4 +21,5 @@ __all__ = [
     "linear_gelu",
     "reverse_unshift",
     "shift_partition",
+    "window_attention",
 ]

@@ -20,7 +20,15 @@ from .launch import HAS_TRITON, interpreting
 from .spec import Spec
 
 # modules of this package that have `specs()`
-OPERATIONS = ("layer_norm", "window_rows", "shift_partition", "reverse_unshift", "adamw", "linear_gelu")
+OPERATIONS = (
+    "layer_norm",
+    "window_rows",
+    "shift_partition",
+    "reverse_unshift",
+    "window_attention",
+    "adamw",
+    "linear_gelu",
+)
 
 
 @dataclass(frozen=True)

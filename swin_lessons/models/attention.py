@@ -348,7 +348,7 @@ class WindowAttentionV2(WindowAttention):
         return self.logit_scale.clamp(max=math.log(100)).exp()
 
     def kernel_scale(self) -> dict[str, Any]:
-        return {"logit_scale": self.logit_factor().flatten()}
+        return {"logit_factor": self.logit_factor()}
 
     def scale_qk(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         unit_q, unit_k = (unit_vectors(at_least_fp32(t)) for t in (q, k))
