@@ -43,10 +43,10 @@ def loss_of(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("fused", FUSED, ids=str)
 @pytest.mark.parametrize("version", [1, 2])
-@pytest.mark.parametrize("size", [(32, 32), (36, 52)])  # 8 x 8 tokens; 9 x 13, which windows of 4 do not tile
-def test_loss_and_gradients_are_those_of_pytorch(version, fused, size):
+def test_loss_and_gradients_are_those_of_pytorch(version, fused):
+    """A map of 9 x 13 tokens, which windows of 4 do not tile."""
     ours, theirs = pair(version, fused)
-    x = images(3, 1, *size, dtype=torch.float32).to(DEVICE)
+    x = images(3, 1, 36, 52, dtype=torch.float32).to(DEVICE)
     losses = [loss_of(model, x) for model in (ours, theirs)]
     torch.testing.assert_close(losses[1], losses[0], rtol=0, atol=1e-5)
     expected, found = (
@@ -60,13 +60,16 @@ def test_loss_and_gradients_are_those_of_pytorch(version, fused, size):
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_ten_steps_of_training_are_pytorch_s(version):
-    """Everything by kernels, the optimiser included."""
+    """Everything by kernels, the optimiser included.
+
+    A large eps, or else AdamW turns the rounding of gradients that are 0 (a key's bias) into whole steps.
+    """
     from swin_lessons.kernels import FusedAdamW
 
     ours, theirs = pair(version, {"kernels": "triton", "attention": "triton"})
     optimizers = [
-        torch.optim.AdamW(ours.parameters(), lr=1e-3, weight_decay=0.05),
-        FusedAdamW(theirs.parameters(), lr=1e-3, weight_decay=0.05, impl="triton"),
+        torch.optim.AdamW(ours.parameters(), lr=1e-3, eps=1e-3, weight_decay=0.05),
+        FusedAdamW(theirs.parameters(), lr=1e-3, eps=1e-3, weight_decay=0.05, impl="triton"),
     ]
     losses: list[list[float]] = [[], []]
     for step in range(10):
@@ -78,9 +81,9 @@ def test_ten_steps_of_training_are_pytorch_s(version):
             optimizer.step()
             seen.append(loss.item())
     assert losses[0][-1] != losses[0][0]
-    assert losses[1] == pytest.approx(losses[0], abs=1e-4)
+    assert losses[1] == pytest.approx(losses[0], abs=1e-5)
     for (name, a), b in zip(ours.named_parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(b, a, rtol=0, atol=1e-4, msg=name)
+        torch.testing.assert_close(b, a, rtol=0, atol=1e-5, msg=name)
 
 
 @pytest.mark.parametrize("version", [1, 2])
