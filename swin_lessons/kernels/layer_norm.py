@@ -7,7 +7,7 @@ The backward pass needs sums over all rows for the gradients of weight and bias.
 visits and writes one partial sum; a second, small sum adds those. No atomics: the result is the same each time.
 """
 
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 import torch.nn.functional as F
@@ -240,6 +240,32 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5, *, im
     if not use_triton(impl, x, limit(x)):
         return layer_norm_torch(x, weight, bias, eps)
     return _norm(x, None, weight, bias, eps, PLAIN)[0]
+
+
+@overload
+def add_layer_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float = 1e-5,
+    *,
+    order: Literal["pre"] = "pre",
+    impl: str = "auto",
+) -> tuple[Tensor, Tensor]: ...
+
+
+@overload
+def add_layer_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float = 1e-5,
+    *,
+    order: Literal["post"],
+    impl: str = "auto",
+) -> Tensor: ...
 
 
 def add_layer_norm(

@@ -5,7 +5,7 @@ windows and adds that to the shortcut.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -241,6 +241,36 @@ _reverse_unshift.register_autograd(_gradients, setup_context=_keep)
 
 
 # --- the operation
+
+
+@overload
+def reverse_unshift(
+    windows: Tensor,
+    shortcut: Tensor,
+    window_size: Size,
+    shift_size: Size = (0, 0),
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    order: Literal["pre"],
+    impl: str = "auto",
+) -> tuple[Tensor, Tensor]: ...
+
+
+@overload
+def reverse_unshift(
+    windows: Tensor,
+    shortcut: Tensor,
+    window_size: Size,
+    shift_size: Size = (0, 0),
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    order: Literal["post"] | None = None,
+    impl: str = "auto",
+) -> Tensor: ...
 
 
 def reverse_unshift(

@@ -80,7 +80,7 @@ def block_v2(block: SwinBlock, x: Tensor) -> Tensor:
     """`SwinBlockV2.forward`: `(B, H, W, C)` -> the same."""
     x = _attention_v2(block, x)
     x = add_normed(block, x, mlp(block, x), block.norm2, block.drop_path2)
-    return x if isinstance(block.norm3, nn.Identity) else norm(block, block.norm3, x)
+    return norm(block, block.norm3, x) if isinstance(block.norm3, nn.LayerNorm) else x
 
 
 def _attention_v2(block: SwinBlock, x: Tensor) -> Tensor:
