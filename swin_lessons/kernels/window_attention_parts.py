@@ -25,6 +25,7 @@ def rows_of(window, token, H, W, dy, dx, HEIGHT: tl.constexpr, WIDTH: tl.constex
 @triton.jit
 def sides_of(token, dy, dx, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
     """On which side of a horizontal seam (2) and of a vertical one (1) a token of a window would lie."""
+    token = tl.minimum(token, HEIGHT * WIDTH - 1)  # what is past the end must see some key, too
     below, beyond = token // WIDTH >= HEIGHT - dy, token % WIDTH >= WIDTH - dx
     return tl.where(below, 2, 0) + tl.where(beyond, 1, 0)
 
