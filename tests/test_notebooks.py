@@ -283,6 +283,23 @@ def test_the_stamp_covers_what_is_imported_and_no_more(package: Path) -> None:
     assert found == {"__init__.py", "models/__init__.py", "models/swin.py", "models/windows.py"}
 
 
+def test_kernels_count_where_a_lesson_names_them(package: Path) -> None:
+    """A model that could take them does not make every lesson stale when a kernel changes."""
+    kernels = package / "swin_lessons" / "kernels"
+    kernels.mkdir()
+    (kernels / "__init__.py").write_text("from . import norm\n")
+    (kernels / "norm.py").write_text("")
+    (package / "swin_lessons" / "models" / "windows.py").write_text("import swin_lessons.kernels\n")
+    direct = book_of(code("from swin_lessons.kernels import norm"))
+    counted = {
+        name: {path.parent.name + "/" + path.stem for path in stamps.package_files(lesson, package)}
+        for name, lesson in (("by a model", LESSON), ("itself", direct))
+    }
+    assert counted["itself"] == {"swin_lessons/__init__", "kernels/__init__", "kernels/norm"}
+    assert "kernels/norm" not in counted["by a model"]
+    assert "models/windows" in counted["by a model"]
+
+
 @pytest.mark.parametrize(
     ("file", "old", "new", "changes"),
     [

@@ -23,6 +23,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = "swin_lessons"
+ON_REQUEST = f"{PACKAGE}.kernels"
 
 Notebook = Any  # nbformat.NotebookNode
 
@@ -118,7 +119,10 @@ def module_file(name: str, root: Path = ROOT) -> Path | None:
 
 
 def package_files(notebook: Notebook, root: Path = ROOT) -> list[Path]:
-    """The files of swin_lessons that the notebook imports, itself or through others, with their parents."""
+    """The files of swin_lessons that the notebook imports, itself or through others, with their parents.
+
+    Models take fused kernels on request alone: they count for a lesson that names them itself.
+    """
     waiting: set[str] = set()
     for cell in code_cells(notebook):
         waiting |= imported_modules(python_part(cell.source))
@@ -129,7 +133,8 @@ def package_files(notebook: Notebook, root: Path = ROOT) -> list[Path]:
         if name in files or file is None:
             continue
         files[name] = file
-        waiting |= imported_modules(file.read_text(encoding="utf-8"), name, file.name == "__init__.py")
+        named = imported_modules(file.read_text(encoding="utf-8"), name, file.name == "__init__.py")
+        waiting |= {n for n in named if name.startswith(ON_REQUEST) or not n.startswith(ON_REQUEST)}
         if "." in name:
             waiting.add(name.rpartition(".")[0])
     return sorted(files.values())
