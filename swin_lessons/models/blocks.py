@@ -2,10 +2,8 @@
 
 from torch import Tensor, nn
 
-from . import fused
 from .attention import WindowAttention, WindowAttentionV2
 from .config import SwinConfig, pair
-from .fused import kernel_parts
 from .layers import DropPath, Mlp
 
 
@@ -14,7 +12,6 @@ class SwinBlock(nn.Module):
 
     def __init__(self, config: SwinConfig, dim: int, attn: WindowAttention, drop_path: float):
         super().__init__()
-        self.parts = kernel_parts(config.kernels)
         self.norm1 = nn.LayerNorm(dim)
         self.attn = attn
         self.drop_path1 = DropPath(drop_path)
@@ -23,8 +20,6 @@ class SwinBlock(nn.Module):
         self.drop_path2 = DropPath(drop_path)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.parts and fused.allowed(self):
-            return fused.block_v1(self, x)
         x = x + self.drop_path1(self.attn(self.norm1(x)))
         return x + self.drop_path2(self.mlp(self.norm2(x)))
 
@@ -44,8 +39,6 @@ class SwinBlockV2(SwinBlock):
         self.norm3 = nn.LayerNorm(dim) if extra_norm else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.parts and fused.allowed(self):
-            return fused.block_v2(self, x)
         x = x + self.drop_path1(self.norm1(self.attn(x)))
         return self.norm3(x + self.drop_path2(self.norm2(self.mlp(x))))
 
@@ -63,6 +56,7 @@ def make_attention(config: SwinConfig, stage: int, shift: bool) -> WindowAttenti
         attn_drop=config.attn_drop_rate,
         proj_drop=config.proj_drop_rate,
         attention=config.attention,
+        kernels=config.kernels,
         window_chunk=config.window_chunk,
     )
 

@@ -12,6 +12,8 @@ arithmetic, so nothing is moved any more, and `windows` has nothing to do.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -49,7 +51,18 @@ def allowed(block: SwinBlock) -> bool:
     """May kernels stand in for this block's layers? Not where one is replaced, quantised or watched by a hook."""
     layers = (block.norm1, block.norm2, block.mlp.fc1)
     ordinary = all(type(layer) in (nn.LayerNorm, nn.Linear) for layer in layers)
-    return ordinary and block.mlp.act.approximate == "none" and is_plain(*layers, block.mlp, block.mlp.act)
+    return (
+        ordinary
+        and block.mlp.act.approximate == "none"
+        and is_plain(block, *layers, block.mlp, block.mlp.act)
+    )
+
+
+def runner(block: SwinBlock) -> Callable[[Tensor], Tensor]:
+    """What runs a block: the block itself, or kernels where its model asks for them."""
+    if not block.attn.parts or not allowed(block):
+        return block
+    return partial(block_v2 if hasattr(block, "norm3") else block_v1, block)
 
 
 def block_v1(block: SwinBlock, x: Tensor) -> Tensor:
@@ -69,7 +82,7 @@ def _attention_v1(block: SwinBlock, x: Tensor) -> tuple[Tensor, Tensor]:
             windows, x, window, shift, *_parameters(block.norm2), order="pre", impl="triton"
         )
     branch = block.drop_path1(block.attn(norm(block, block.norm1, x)))
-    if "norm" not in block.parts:
+    if "norm" not in block.attn.parts:
         return x + branch, block.norm2(x + branch)
     from swin_lessons.kernels import add_layer_norm
 
@@ -103,7 +116,7 @@ def _attention_v2(block: SwinBlock, x: Tensor) -> Tensor:
 
 
 def _moves_windows(block: SwinBlock) -> bool:
-    return "windows" in block.parts and block.attn.attention != "triton"
+    return "windows" in block.attn.parts and block.attn.attention != "triton"
 
 
 def _drops(drop_path: DropPath) -> bool:
@@ -150,7 +163,7 @@ def add_normed(
     block: SwinBlock, x: Tensor, branch: Tensor, layer: nn.LayerNorm, drop_path: DropPath
 ) -> Tensor:
     """`x + drop_path(layer(branch))`, in one pass unless images are dropped."""
-    if "norm" not in block.parts or _drops(drop_path):
+    if "norm" not in block.attn.parts or _drops(drop_path):
         return x + drop_path(norm(block, layer, branch))
     from swin_lessons.kernels import add_layer_norm
 
@@ -160,7 +173,7 @@ def add_normed(
 def mlp(block: SwinBlock, x: Tensor) -> Tensor:
     """`Mlp.forward`."""
     layers: Mlp = block.mlp
-    if "mlp" not in block.parts:
+    if "mlp" not in block.attn.parts:
         return layers(x)
     from swin_lessons.kernels import linear_gelu
 
@@ -170,7 +183,7 @@ def mlp(block: SwinBlock, x: Tensor) -> Tensor:
 
 def norm(block: SwinBlock, layer: nn.LayerNorm, x: Tensor) -> Tensor:
     """`nn.LayerNorm.forward`."""
-    if "norm" not in block.parts:
+    if "norm" not in block.attn.parts:
         return layer(x)
     from swin_lessons.kernels import layer_norm
 

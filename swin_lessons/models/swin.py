@@ -17,6 +17,7 @@ from .attention import WindowAttention, WindowAttentionV2
 from .blocks import SwinBlock, make_block
 from .config import SwinConfig, drop_path_rates, pair, stage_config
 from .fast import is_eager, is_plain
+from .fused import runner
 from .layers import ClassifierHead, PatchEmbed, PatchMerging
 from .rows import embed_patches, merge_patches, rows_allowed, run_stage
 from .windows import Size
@@ -39,8 +40,8 @@ class SwinStage(nn.Module):
         x = merge_patches(self.downsample, x)
         if rows_allowed(x, self.all_blocks()):
             return run_stage(x, self.all_blocks(), self._run)
-        for block in self.blocks:
-            x = self._run(block, x)
+        for block in self.all_blocks():
+            x = self._run(runner(block), x)
         return x
 
     def all_blocks(self) -> list[SwinBlock]:

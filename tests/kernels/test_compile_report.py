@@ -72,7 +72,7 @@ def test_a_launch_is_told_to_the_compiler_as_it_is():
 
 
 def test_names_are_their_own():
-    names = [spec.name for spec in all_specs()]
+    names = [(spec.name, dtype) for spec in all_specs() for dtype in spec.dtypes]
     assert len(names) == len(set(names)) >= 8
 
 
