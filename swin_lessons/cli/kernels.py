@@ -20,7 +20,7 @@ EXAMPLES = """\
   swin-lessons kernels --op layer_norm --target sm_80 sm_89 --dtype fp16
   swin-lessons kernels --json
 """
-LINE = "{:34s}{:8s}{:6s}{:>5s}{:>7s}{:>9s}  {:22s}{:>5s}{:>11s}"
+LINE = "{:46s}{:8s}{:6s}{:>5s}{:>7s}{:>9s}  {:22s}{:>5s}{:>11s}"
 HEADERS = ("kernel", "target", "dtype", "regs", "spill", "shared", "mma", "load", "occupancy")
 
 

@@ -7,6 +7,7 @@ The backward pass needs sums over all rows for the gradients of weight and bias.
 visits and writes one partial sum; a second, small sum adds those. No atomics: the result is the same each time.
 """
 
+from collections.abc import Sequence
 from typing import Any, Literal, overload
 
 import torch
@@ -15,20 +16,24 @@ from torch import Tensor
 
 from .cost import Cost
 from .launch import ceil_div, multiprocessors, power_of_2, tl, triton, use_triton
-from .spec import Spec
+from .spec import FLOATS, HALVES, Spec
 
 MAX_CHANNELS = 8192  # a row must fit the registers of one program
 TILE = 4096  # numbers in a program's tile, at most, unless one row has more
+PARAMETERS = ("weight_ptr", "bias_ptr", "mean_ptr", "rstd_ptr", "dweight_ptr", "dbias_ptr")  # fp32 always
 PLAIN, PRE, POST = 0, 1, 2  # LN(x); s = x + r with LN(s); x + LN(r)
 
 
 # --- the maths, in PyTorch
 
 
-def layer_norm_torch(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
-    """LayerNorm over the last axis; statistics in fp32, the result in the dtype of `x`."""
+def layer_norm_torch(
+    x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5, dtype: torch.dtype | None = None
+) -> Tensor:
+    """LayerNorm over the last axis; statistics in fp32, the result in `dtype`, or that of `x`."""
     wide = torch.promote_types(x.dtype, torch.float32)
-    return F.layer_norm(x.to(wide), weight.shape, weight.to(wide), bias.to(wide), eps).to(x.dtype)
+    y = F.layer_norm(x.to(wide), weight.shape, weight.to(wide), bias.to(wide), eps)
+    return y.to(dtype or x.dtype)
 
 
 # --- the arithmetic of rows that lie in registers, for all kernels that normalise
@@ -158,12 +163,19 @@ def _rows(x: Tensor) -> int:
 
 @torch.library.custom_op("swin_lessons::norm", mutates_args=())
 def _norm(
-    x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, eps: float, mode: int
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    mode: int,
+    dtype: torch.dtype,
+    wide: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`(y, sum, mean, rstd)`; sum is empty unless `mode` is PRE."""
+    """`(y, sum, mean, rstd)`, y in `dtype`, sum in `wide`; sum is empty unless `mode` is PRE."""
     x, C = x.contiguous(), x.shape[-1]
     residual = x if residual is None else residual.contiguous()
-    y, total = torch.empty_like(x), torch.empty_like(x) if mode == PRE else x.new_empty(0)
+    y, total = outputs(x, mode, dtype, wide)
     mean, rstd = (torch.empty(_rows(x), dtype=torch.float32, device=x.device) for _ in range(2))
     BLOCK_R, BLOCK_C, warps = tile(C)
     grid = (ceil_div(_rows(x), BLOCK_R),)
@@ -174,11 +186,15 @@ def _norm(
     return y, total, mean, rstd
 
 
+def outputs(x: Tensor, mode: int, dtype: torch.dtype, wide: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Memory for y and the sum, unset; for no sum unless `mode` is PRE."""
+    return x.new_empty(x.shape, dtype=dtype), x.new_empty(x.shape if mode == PRE else 0, dtype=wide)
+
+
 @_norm.register_fake
-def _(x, residual, weight, bias, eps, mode):
+def _(x, residual, weight, bias, eps, mode, dtype, wide):
     statistic = x.new_empty(x.numel() // x.shape[-1], dtype=torch.float32)
-    total = x.new_empty(x.shape) if mode == PRE else x.new_empty(0)
-    return x.new_empty(x.shape), total, statistic, torch.empty_like(statistic)
+    return *outputs(x, mode, dtype, wide), statistic, torch.empty_like(statistic)
 
 
 @torch.library.custom_op("swin_lessons::norm_backward", mutates_args=())
@@ -202,9 +218,9 @@ def _(dy, dsum, x, weight, mean, rstd, mode):
 
 
 def _keep(ctx: Any, inputs: tuple, output: tuple) -> None:
-    x, residual, weight, _, _, mode = inputs
+    x, residual, weight, _, _, mode, *_ = inputs
     _, total, mean, rstd = output
-    ctx.mode = mode
+    ctx.mode, ctx.dtypes = mode, (x.dtype, x.dtype if residual is None else residual.dtype)
     ctx.mark_non_differentiable(mean, rstd)
     ctx.save_for_backward((x, total, residual)[mode], weight, mean, rstd)
 
@@ -215,8 +231,9 @@ def _gradients(ctx: Any, dy: Tensor, dsum: Tensor | None, *_: Tensor) -> tuple:
     dx, dweight, dbias = _norm_backward(
         dy, dsum, x, weight, mean, rstd, ctx.mode if dsum is not None else PLAIN
     )
-    to_x, to_residual = {PLAIN: (dx, None), PRE: (dx, dx), POST: (dy, dx)}[ctx.mode]
-    return to_x, to_residual, dweight, dbias, None, None
+    to_x = (dy if ctx.mode == POST else dx).to(ctx.dtypes[0])
+    to_residual = None if ctx.mode == PLAIN else dx.to(ctx.dtypes[1])
+    return to_x, to_residual, dweight, dbias, None, None, None, None
 
 
 _norm.register_autograd(_gradients, setup_context=_keep)
@@ -225,11 +242,20 @@ _norm.register_autograd(_gradients, setup_context=_keep)
 # --- the operations
 
 
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5, *, impl: str = "auto") -> Tensor:
-    """LayerNorm over the last axis: `(..., C)` -> `(..., C)` in the dtype of `x`, statistics in fp32.
+def layer_norm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float = 1e-5,
+    *,
+    dtype: torch.dtype | None = None,
+    impl: str = "auto",
+) -> Tensor:
+    """LayerNorm over the last axis: `(..., C)` -> `(..., C)`, statistics in fp32.
 
     Args:
         weight, bias: `(C,)`, of any floating dtype.
+        dtype: of the result; that of `x` when None. Under mixed precision, what the next matrix product reads.
         impl: "auto", "torch" or "triton".
 
     Raises:
@@ -238,8 +264,8 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5, *, im
     """
     check_parameters(x, weight, bias)
     if not use_triton(impl, x, limit(x)):
-        return layer_norm_torch(x, weight, bias, eps)
-    return _norm(x, None, weight, bias, eps, PLAIN)[0]
+        return layer_norm_torch(x, weight, bias, eps, dtype)
+    return _norm(x, None, weight, bias, eps, PLAIN, dtype or x.dtype, x.dtype)[0]
 
 
 @overload
@@ -251,6 +277,7 @@ def add_layer_norm(
     eps: float = 1e-5,
     *,
     order: Literal["pre"] = "pre",
+    dtype: torch.dtype | None = None,
     impl: str = "auto",
 ) -> tuple[Tensor, Tensor]: ...
 
@@ -264,6 +291,7 @@ def add_layer_norm(
     eps: float = 1e-5,
     *,
     order: Literal["post"],
+    dtype: torch.dtype | None = None,
     impl: str = "auto",
 ) -> Tensor: ...
 
@@ -276,6 +304,7 @@ def add_layer_norm(
     eps: float = 1e-5,
     *,
     order: str = "pre",
+    dtype: torch.dtype | None = None,
     impl: str = "auto",
 ) -> tuple[Tensor, Tensor] | Tensor:
     """A residual addition and the LayerNorm beside it, in one pass over `(..., C)`.
@@ -283,23 +312,29 @@ def add_layer_norm(
     `order="pre"` (Swin V1): `s = x + residual`, returns `(s, LN(s))`. `order="post"` (Swin V2's res-post-norm,
     arXiv:2111.09883, figure 1): returns `x + LN(residual)`.
 
+    The sum has the wider of the two dtypes: under mixed precision `x` is fp32 and `residual`, what a branch found,
+    fp16 or bf16.
+
+    Args:
+        dtype: of `LN(s)` with "pre", of the result with "post"; that of the sum when None.
+
     Raises:
-        ValueError: as `layer_norm`; another `order`; `x` and `residual` of different shape or dtype.
+        ValueError: as `layer_norm`; another `order`; `x` and `residual` of different shape.
     """
     check_parameters(x, weight, bias)
     if order not in ("pre", "post"):
         raise ValueError(f"order={order!r}: choose 'pre' (Swin V1) or 'post' (Swin V2)")
-    if x.shape != residual.shape or x.dtype != residual.dtype:
-        raise ValueError(
-            f"x {tuple(x.shape)} of {x.dtype} and residual {tuple(residual.shape)} of {residual.dtype} must be alike"
-        )
-    if use_triton(impl, x, limit(x)):
-        y, total, _, _ = _norm(x, residual, weight, bias, eps, PRE if order == "pre" else POST)
+    if x.shape != residual.shape:
+        raise ValueError(f"x {tuple(x.shape)} and residual {tuple(residual.shape)} must have one shape")
+    wide = torch.promote_types(x.dtype, residual.dtype)
+    if use_triton(impl, residual, limit(x)) and use_triton(impl, x):
+        mode = PRE if order == "pre" else POST
+        y, total, _, _ = _norm(x, residual, weight, bias, eps, mode, dtype or wide, wide)
         return (total, y) if order == "pre" else y
     if order == "post":
-        return x + layer_norm_torch(residual, weight, bias, eps)
+        return (x + layer_norm_torch(residual, weight, bias, eps, wide)).to(dtype or wide)
     total = x + residual
-    return total, layer_norm_torch(total, weight, bias, eps)
+    return total, layer_norm_torch(total, weight, bias, eps, dtype)
 
 
 def limit(x: Tensor) -> str:
@@ -348,34 +383,31 @@ def specs() -> list[Spec]:
     found = []
     for C, rows in ((96, 32 * 56 * 56), (768, 32 * 7 * 7)):
         BLOCK_R, BLOCK_C, warps = tile(C)
-        sizes = {"rows": rows, "C": C}
-        tiles = {"BLOCK_R": BLOCK_R, "BLOCK_C": BLOCK_C}
-        for mode, name in ((PLAIN, "layer_norm"), (PRE, "add_layer_norm")):
-            label = f"{name}[C={C}]"
-            found.append(
-                Spec(
-                    label,
-                    _forward_kernel,
-                    {"mean_ptr": "fp32", "rstd_ptr": "fp32", "weight_ptr": "fp32", "bias_ptr": "fp32"},
-                    sizes | {"eps": 1e-5},
-                    tiles | {"MODE": mode},
-                    warps,
-                )
-            )
-            found.append(
-                Spec(
-                    f"{label} backward",
-                    _backward_kernel,
-                    {
-                        "mean_ptr": "fp32",
-                        "rstd_ptr": "fp32",
-                        "weight_ptr": "fp32",
-                        "dweight_ptr": "fp32",
-                        "dbias_ptr": "fp32",
-                    },
-                    sizes,
-                    tiles | {"MODE": mode},
-                    warps,
-                )
+        for mode, name, wide in (
+            (PLAIN, f"layer_norm[C={C}]", ()),
+            (PRE, f"add_layer_norm[C={C}]", ()),
+            (PRE, f"add_layer_norm[C={C}, fp32 sum]", ("x_ptr", "sum_ptr", "dsum_ptr", "dx_ptr")),
+        ):
+            tiles = {"BLOCK_R": BLOCK_R, "BLOCK_C": BLOCK_C, "MODE": mode}
+            found += norm_specs(
+                name, (_forward_kernel, _backward_kernel), {"rows": rows, "C": C}, tiles, warps, wide
             )
     return found
+
+
+def norm_specs(
+    label: str,
+    kernels: tuple[Any, Any],
+    sizes: dict[str, int],
+    tiles: dict[str, int],
+    warps: int,
+    wide: Sequence[str] = (),
+) -> list[Spec]:
+    """Forward and backward pass of an operation with LayerNorm; what is `wide` stays fp32, as under autocast."""
+    forward, backward = kernels
+    pointers = dict.fromkeys((*PARAMETERS, *wide), "fp32")
+    dtypes = HALVES if wide else FLOATS
+    return [
+        Spec(label, forward, pointers, sizes | {"eps": 1e-5}, tiles, warps, dtypes=dtypes),
+        Spec(f"{label} backward", backward, pointers, sizes, tiles, warps, dtypes=dtypes),
+    ]

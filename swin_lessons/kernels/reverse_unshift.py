@@ -20,8 +20,10 @@ from .layer_norm import (
     layer_norm_cost,
     layer_norm_torch,
     limit,
+    norm_specs,
     normalise,
     normalise_backward,
+    outputs,
     partial_sums,
     tile,
 )
@@ -55,6 +57,7 @@ def reverse_unshift_torch(
     bias: Tensor | None,
     eps: float,
     order: str | None,
+    dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor] | Tensor:
     """Put back, roll back, crop; then add and normalise, in the order asked for."""
     _, H, W, _ = shortcut.shape
@@ -62,9 +65,10 @@ def reverse_unshift_torch(
     if weight is None or bias is None:
         return shortcut + x
     if order == "post":
-        return shortcut + layer_norm_torch(x, weight, bias, eps)
+        wide = torch.promote_types(shortcut.dtype, x.dtype)
+        return (shortcut + layer_norm_torch(x, weight, bias, eps, wide)).to(dtype or wide)
     total = shortcut + x
-    return total, layer_norm_torch(total, weight, bias, eps)
+    return total, layer_norm_torch(total, weight, bias, eps, dtype)
 
 
 # --- the kernels
@@ -173,13 +177,20 @@ def _backward_kernel(
 
 @torch.library.custom_op("swin_lessons::reverse_unshift", mutates_args=())
 def _reverse_unshift(
-    windows: Tensor, shortcut: Tensor, weight: Tensor, bias: Tensor, eps: float, mode: int, layout: Layout
+    windows: Tensor,
+    shortcut: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    mode: int,
+    layout: Layout,
+    dtype: torch.dtype,
+    wide: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`(y, sum, mean, rstd)`; sum is empty unless `mode` is PRE."""
+    """`(y, sum, mean, rstd)`, y in `dtype`, sum in `wide`; sum is empty unless `mode` is PRE."""
     windows, shortcut = windows.contiguous(), shortcut.contiguous()
     rows, C, (BLOCK_R, BLOCK_C, warps) = count_rows(windows), windows.shape[-1], tile(windows.shape[-1])
-    y = torch.empty_like(shortcut)
-    total = torch.empty_like(shortcut) if mode == PRE else shortcut.new_empty(0)
+    y, total = outputs(shortcut, mode, dtype, wide)
     mean, rstd = (torch.empty(rows, dtype=torch.float32, device=windows.device) for _ in range(2))
     if rows:
         pointers = (windows, shortcut, weight.contiguous(), bias.contiguous(), total, y, mean, rstd)
@@ -189,10 +200,9 @@ def _reverse_unshift(
 
 
 @_reverse_unshift.register_fake
-def _(windows, shortcut, weight, bias, eps, mode, layout):
+def _(windows, shortcut, weight, bias, eps, mode, layout, dtype, wide):
     statistic = windows.new_empty(count_rows(windows), dtype=torch.float32)
-    total = shortcut.new_empty(shortcut.shape if mode == PRE else 0)
-    return shortcut.new_empty(shortcut.shape), total, statistic, torch.empty_like(statistic)
+    return *outputs(shortcut, mode, dtype, wide), statistic, torch.empty_like(statistic)
 
 
 @torch.library.custom_op("swin_lessons::reverse_unshift_backward", mutates_args=())
@@ -205,10 +215,13 @@ def _reverse_unshift_backward(
     rstd: Tensor,
     mode: int,
     layout: Layout,
+    windows_dtype: torch.dtype,
+    shortcut_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """`(dwindows, dshortcut, dweight, dbias)` for the rows `x` that were normalised; dshortcut in mode PRE only."""
     (BLOCK_R, BLOCK_C, warps), rows, dy = tile(x.shape[-1]), len(mean), dy.contiguous()
-    dwindows, dshortcut = windows_of(dy, layout), torch.empty_like(dy) if mode == PRE else dy.new_empty(0)
+    dwindows = windows_of(dy, layout, windows_dtype)
+    dshortcut = dy.new_empty(dy.shape if mode == PRE else 0, dtype=shortcut_dtype)
     dweight, dbias = partial_sums(dy, rows)
     second = dsum.contiguous() if dsum is not None else dy
     normed = (x.contiguous(), weight.contiguous(), mean, rstd)
@@ -218,13 +231,19 @@ def _reverse_unshift_backward(
 
 
 @_reverse_unshift_backward.register_fake
-def _(dy, dsum, x, weight, mean, rstd, mode, layout):
-    dshortcut = dy.new_empty(dy.shape if mode == PRE else 0)
-    return windows_of(dy, layout), dshortcut, torch.empty_like(weight), torch.empty_like(weight)
+def _(dy, dsum, x, weight, mean, rstd, mode, layout, windows_dtype, shortcut_dtype):
+    dshortcut = dy.new_empty(dy.shape if mode == PRE else 0, dtype=shortcut_dtype)
+    return (
+        windows_of(dy, layout, windows_dtype),
+        dshortcut,
+        torch.empty_like(weight),
+        torch.empty_like(weight),
+    )
 
 
 def _keep(ctx: Any, inputs: tuple, output: tuple) -> None:
-    windows, _, weight, _, _, ctx.mode, ctx.layout = inputs
+    windows, shortcut, weight, _, _, ctx.mode, ctx.layout, *_ = inputs
+    ctx.dtypes = (windows.dtype, shortcut.dtype)
     _, total, mean, rstd = output
     ctx.mark_non_differentiable(mean, rstd)
     ctx.save_for_backward(total if ctx.mode == PRE else windows, weight, mean, rstd)
@@ -232,9 +251,10 @@ def _keep(ctx: Any, inputs: tuple, output: tuple) -> None:
 
 def _gradients(ctx: Any, dy: Tensor, dsum: Tensor | None, *_: Tensor) -> tuple:
     dsum = dsum if ctx.mode == PRE else None
-    found = _reverse_unshift_backward(dy, dsum, *ctx.saved_tensors, ctx.mode, ctx.layout)
+    found = _reverse_unshift_backward(dy, dsum, *ctx.saved_tensors, ctx.mode, ctx.layout, *ctx.dtypes)
     dwindows, dshortcut, dweight, dbias = found
-    return dwindows, dshortcut if ctx.mode == PRE else dy, dweight, dbias, None, None, None
+    to_shortcut = dshortcut if ctx.mode == PRE else dy.to(ctx.dtypes[1])
+    return dwindows, to_shortcut, dweight, dbias, None, None, None, None, None
 
 
 _reverse_unshift.register_autograd(_gradients, setup_context=_keep)
@@ -254,6 +274,7 @@ def reverse_unshift(
     eps: float = 1e-5,
     *,
     order: Literal["pre"],
+    dtype: torch.dtype | None = None,
     impl: str = "auto",
 ) -> tuple[Tensor, Tensor]: ...
 
@@ -269,6 +290,7 @@ def reverse_unshift(
     eps: float = 1e-5,
     *,
     order: Literal["post"] | None = None,
+    dtype: torch.dtype | None = None,
     impl: str = "auto",
 ) -> Tensor: ...
 
@@ -283,6 +305,7 @@ def reverse_unshift(
     eps: float = 1e-5,
     *,
     order: str | None = None,
+    dtype: torch.dtype | None = None,
     impl: str = "auto",
 ) -> tuple[Tensor, Tensor] | Tensor:
     """Undo `shift_partition` and add the shortcut: `(B * num_windows, N, C)` and `(B, H, W, C)` -> `(B, H, W, C)`.
@@ -293,27 +316,36 @@ def reverse_unshift(
     - `order="pre"` (Swin V1): `s = shortcut + x`, returns `(s, LN(s))`;
     - `order="post"` (Swin V2's res-post-norm, arXiv:2111.09883, figure 1): returns `shortcut + LN(x)`.
 
+    The sum has the wider of the two dtypes: under mixed precision `shortcut` is fp32 and `windows`, what attention
+    found, fp16 or bf16.
+
     Args:
         window_size, shift_size: as `shift_partition` had them. What the windows hold for padding is dropped.
         weight, bias: `(C,)`, with an order; none without.
+        dtype: of `LN(s)` with "pre", of the result with "post"; that of the sum when None.
         impl: "auto", "torch" or "triton".
 
     Raises:
-        ValueError: shapes or dtypes that do not fit; another `order`; an order without weight and bias, or these
-            without an order; with impl="triton", the limits of `shift_partition`.
+        ValueError: shapes that do not fit; another `order`; a dtype without an order; an order without weight and
+            bias, or these without an order; with impl="triton", the limits of `shift_partition`.
     """
     check_map(shortcut, window_size, shift_size)
     _check(windows, shortcut, window_size)
     _check_order(order, weight, bias)
+    wide = torch.promote_types(windows.dtype, shortcut.dtype)
+    if order is None and dtype not in (None, wide):
+        raise ValueError(f"dtype={dtype}: an addition without LayerNorm gives {wide}; cast before or after")
     if weight is not None and bias is not None:
         check_parameters(shortcut, weight, bias)
-    if not use_triton(impl, shortcut, limit(shortcut)):
-        return reverse_unshift_torch(windows, shortcut, window_size, shift_size, weight, bias, eps, order)
+    if not (use_triton(impl, shortcut, limit(shortcut)) and use_triton(impl, windows)):
+        return reverse_unshift_torch(
+            windows, shortcut, window_size, shift_size, weight, bias, eps, order, dtype
+        )
     layout = layout_of(shortcut, window_size, shift_size)
     if weight is None or bias is None:
         return paste(windows, shortcut, layout)
     mode = PRE if order == "pre" else POST
-    y, total, _, _ = _reverse_unshift(windows, shortcut, weight, bias, eps, mode, layout)
+    y, total, _, _ = _reverse_unshift(windows, shortcut, weight, bias, eps, mode, layout, dtype or wide, wide)
     return (total, y) if order == "pre" else y
 
 
@@ -324,8 +356,6 @@ def _check(windows: Tensor, shortcut: Tensor, window_size: Size) -> None:
             f"windows {tuple(windows.shape)} do not fit: a shortcut {tuple(shortcut.shape)} in windows of "
             f"{tuple(window_size)} is cut into {expected}"
         )
-    if windows.dtype != shortcut.dtype:
-        raise ValueError(f"windows of {windows.dtype} and shortcut of {shortcut.dtype} must be alike")
 
 
 def _check_order(order: str | None, weight: Tensor | None, bias: Tensor | None) -> None:
@@ -374,15 +404,14 @@ def reverse_unshift_cost(
 
 def specs() -> list[Spec]:
     """The launches to compile for a report."""
-    parameters = dict.fromkeys(("weight_ptr", "bias_ptr", "mean_ptr", "rstd_ptr"), "fp32")
-    partial = parameters | {"dweight_ptr": "fp32", "dbias_ptr": "fp32"}
     found = []
     for C, side in STAGES:
         sizes, (tiles, warps) = window_scalars(C, side), window_tiles(C)
-        for mode, order in ((PRE, "pre"), (POST, "post")):
+        for mode, order, wide in (
+            (PRE, "pre", ()),
+            (POST, "post", ()),
+            (PRE, "pre, fp32 sum", ("shortcut_ptr", "sum_ptr", "dsum_ptr", "x_ptr", "dshortcut_ptr")),
+        ):
             label, chosen = f"reverse_unshift[C={C}, {order}]", tiles | {"MODE": mode}
-            found += [
-                Spec(label, _forward_kernel, parameters, sizes | {"eps": 1e-5}, chosen, warps),
-                Spec(f"{label} backward", _backward_kernel, partial, sizes, chosen, warps),
-            ]
+            found += norm_specs(label, (_forward_kernel, _backward_kernel), sizes, chosen, warps, wide)
     return found

@@ -18,6 +18,7 @@ from .layer_norm import (
     layer_norm_cost,
     layer_norm_torch,
     limit,
+    norm_specs,
     normalise,
     normalise_backward,
     partial_sums,
@@ -43,11 +44,17 @@ from .window_rows import (
 
 
 def shift_partition_torch(
-    x: Tensor, window_size: Size, shift_size: Size, weight: Tensor | None, bias: Tensor | None, eps: float
+    x: Tensor,
+    window_size: Size,
+    shift_size: Size,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Normalise if there is a weight, pad with zeros, roll, cut."""
     if weight is not None and bias is not None:
-        x = layer_norm_torch(x, weight, bias, eps)
+        x = layer_norm_torch(x, weight, bias, eps, dtype)
     return cut_torch(x, window_size, shift_size)
 
 
@@ -138,10 +145,10 @@ def _backward_kernel(
 
 @torch.library.custom_op("swin_lessons::shift_partition", mutates_args=())
 def _shift_partition(
-    x: Tensor, weight: Tensor, bias: Tensor, eps: float, layout: Layout
+    x: Tensor, weight: Tensor, bias: Tensor, eps: float, layout: Layout, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`(windows, mean, rstd)`."""
-    windows, (BLOCK_R, BLOCK_C, warps) = windows_of(x, layout), tile(x.shape[-1])
+    """`(windows, mean, rstd)`, the windows in `dtype`."""
+    windows, (BLOCK_R, BLOCK_C, warps) = windows_of(x, layout, dtype), tile(x.shape[-1])
     rows = count_rows(windows)
     mean, rstd = (torch.empty(rows, dtype=torch.float32, device=x.device) for _ in range(2))
     pointers = (x.contiguous(), weight.contiguous(), bias.contiguous(), windows, mean, rstd)
@@ -152,8 +159,8 @@ def _shift_partition(
 
 
 @_shift_partition.register_fake
-def _(x, weight, bias, eps, layout):
-    windows = windows_of(x, layout)
+def _(x, weight, bias, eps, layout, dtype):
+    windows = windows_of(x, layout, dtype)
     statistic = x.new_empty(count_rows(windows), dtype=torch.float32)
     return windows, statistic, torch.empty_like(statistic)
 
@@ -177,13 +184,13 @@ def _(dwindows, x, weight, mean, rstd, layout):
 
 
 def _keep(ctx: Any, inputs: tuple, output: tuple) -> None:
-    x, weight, _, _, ctx.layout = inputs
+    x, weight, _, _, ctx.layout, _ = inputs
     ctx.mark_non_differentiable(*output[1:])
     ctx.save_for_backward(x, weight, *output[1:])
 
 
 def _gradients(ctx: Any, dwindows: Tensor, *_: Tensor) -> tuple:
-    return *_shift_partition_backward(dwindows, *ctx.saved_tensors, ctx.layout), None, None
+    return *_shift_partition_backward(dwindows, *ctx.saved_tensors, ctx.layout), None, None, None
 
 
 _shift_partition.register_autograd(_gradients, setup_context=_keep)
@@ -200,9 +207,10 @@ def shift_partition(
     bias: Tensor | None = None,
     eps: float = 1e-5,
     *,
+    dtype: torch.dtype | None = None,
     impl: str = "auto",
 ) -> Tensor:
-    """From a map to its windows: `(B, H, W, C)` -> `(B * num_windows, N, C)`, in the dtype of `x`.
+    """From a map to its windows: `(B, H, W, C)` -> `(B * num_windows, N, C)`.
 
     Sizes that windows do not tile get zero tokens below and on the right, also where one window is larger than the
     map (models shrink it before, by `fit_window`). Then the map is rolled up and to the left, and cut. Attention has
@@ -212,23 +220,27 @@ def shift_partition(
         window_size: (h, w) of a window, in tokens; N = h * w.
         shift_size: rows and columns to roll by.
         weight, bias: `(C,)`, both or neither: LayerNorm of each token before the padding, statistics in fp32.
+        dtype: of the windows behind a LayerNorm; that of `x` when None. Under mixed precision, what the next matrix
+            product reads.
         impl: "auto", "torch" or "triton".
 
     Raises:
-        ValueError: shapes that do not fit; weight without bias; with impl="triton", more than 8,192 channels or a
-            dtype other than fp32, fp16 and bf16.
+        ValueError: shapes that do not fit; weight without bias; a dtype without them; with impl="triton", more than
+            8,192 channels or a dtype other than fp32, fp16 and bf16.
     """
     check_map(x, window_size, shift_size)
     if (weight is None) != (bias is None):
         raise ValueError("weight and bias: LayerNorm needs both, a pure move neither")
+    if weight is None and dtype not in (None, x.dtype):
+        raise ValueError(f"dtype={dtype}: a pure move keeps {x.dtype}; cast before or after")
     if weight is not None and bias is not None:
         check_parameters(x, weight, bias)
     if not use_triton(impl, x, limit(x)):
-        return shift_partition_torch(x, window_size, shift_size, weight, bias, eps)
+        return shift_partition_torch(x, window_size, shift_size, weight, bias, eps, dtype)
     layout = layout_of(x, window_size, shift_size)
     if weight is None or bias is None:
         return cut(x, layout)
-    return _shift_partition(x, weight, bias, eps, layout)[0]
+    return _shift_partition(x, weight, bias, eps, layout, dtype or x.dtype)[0]
 
 
 # --- what to expect
@@ -260,13 +272,9 @@ def shift_partition_cost(
 
 def specs() -> list[Spec]:
     """The launches to compile for a report."""
-    parameters = dict.fromkeys(("weight_ptr", "bias_ptr", "mean_ptr", "rstd_ptr"), "fp32")
-    partial = parameters | {"dweight_ptr": "fp32", "dbias_ptr": "fp32"}
     found = []
     for C, side in STAGES:
-        label, sizes, (tiles, warps) = f"shift_partition[C={C}]", window_scalars(C, side), window_tiles(C)
-        found += [
-            Spec(label, _forward_kernel, parameters, sizes | {"eps": 1e-5}, tiles, warps),
-            Spec(f"{label} backward", _backward_kernel, partial, sizes, tiles, warps),
-        ]
+        sizes, (tiles, warps) = window_scalars(C, side), window_tiles(C)
+        label = f"shift_partition[C={C}]"
+        found += norm_specs(label, (_forward_kernel, _backward_kernel), sizes, tiles, warps)
     return found

@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+HALVES = ("fp16", "bf16")
+FLOATS = ("fp32", *HALVES)
+
 
 @dataclass(frozen=True)
 class Spec:
@@ -26,7 +29,7 @@ class Spec:
     constants: Mapping[str, Any]
     num_warps: int = 4
     num_stages: int = 3
-    dtypes: tuple[str, ...] = ("fp32", "fp16", "bf16")
+    dtypes: tuple[str, ...] = FLOATS
 
     def source(self, dtype: str) -> tuple[dict[str, str], dict[str, Any], dict[tuple[int, ...], list]]:
         """The signature, constants and attributes for Triton's compiler, with tensors of `dtype`."""

@@ -139,16 +139,17 @@ def window_shape(shape: Sequence[int], window_size: Sequence[int]) -> tuple[int,
     return B * windows_along(H, h) * windows_along(W, w), h * w, C
 
 
-def windows_of(x: Tensor, layout: Layout) -> Tensor:
-    """Memory for the windows of a map `x`, unset."""
-    return x.new_empty(window_shape(x.shape, layout[-2:]))
+def windows_of(x: Tensor, layout: Layout, dtype: torch.dtype | None = None) -> Tensor:
+    """Memory for the windows of a map `x`, unset; of its dtype, unless another is named."""
+    return x.new_empty(window_shape(x.shape, layout[-2:]), dtype=dtype or x.dtype)
 
 
-def map_of(windows: Tensor, layout: Layout) -> Tensor:
-    """Memory for the map that `windows` cover: `(B, H, W, C)`, unset."""
+def map_of(windows: Tensor, shortcut: Tensor | None, layout: Layout) -> Tensor:
+    """Memory for the map that `windows` cover, in the wider dtype of the two: `(B, H, W, C)`, unset."""
     H, W, _, _, h, w = layout
     B = windows.shape[0] // (windows_along(H, h) * windows_along(W, w))
-    return windows.new_empty(B, H, W, windows.shape[-1])
+    dtype = windows.dtype if shortcut is None else torch.promote_types(windows.dtype, shortcut.dtype)
+    return windows.new_empty((B, H, W, windows.shape[-1]), dtype=dtype)
 
 
 def count_rows(x: Tensor) -> int:
@@ -170,7 +171,7 @@ def cut(x: Tensor, layout: Layout) -> Tensor:
 @torch.library.custom_op("swin_lessons::paste", mutates_args=())
 def paste(windows: Tensor, shortcut: Tensor | None, layout: Layout) -> Tensor:
     """`paste_torch` by Triton, plus the map `shortcut` if there is one."""
-    x, (BLOCK_R, BLOCK_C, warps) = map_of(windows, layout), tile(windows.shape[-1])
+    x, (BLOCK_R, BLOCK_C, warps) = map_of(windows, shortcut, layout), tile(windows.shape[-1])
     rows, windows = count_rows(windows), windows.contiguous()
     other = windows if shortcut is None else shortcut.contiguous()
     if rows:
@@ -187,11 +188,16 @@ def _(x, layout):
 
 @paste.register_fake
 def _(windows, shortcut, layout):
-    return map_of(windows, layout)
+    return map_of(windows, shortcut, layout)
 
 
 def _keep_layout(ctx: Any, inputs: tuple, output: Tensor) -> None:
-    ctx.layout, ctx.adds = inputs[-1], len(inputs) == 3 and inputs[1] is not None
+    ctx.layout = inputs[-1]
+
+
+def _keep_dtypes(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    windows, shortcut, ctx.layout = inputs
+    ctx.dtypes = windows.dtype, None if shortcut is None else shortcut.dtype
 
 
 def _paste_back(ctx: Any, dwindows: Tensor) -> tuple:
@@ -199,11 +205,12 @@ def _paste_back(ctx: Any, dwindows: Tensor) -> tuple:
 
 
 def _cut_again(ctx: Any, dx: Tensor) -> tuple:
-    return cut(dx, ctx.layout), dx if ctx.adds else None, None
+    windows_dtype, shortcut_dtype = ctx.dtypes
+    return cut(dx.to(windows_dtype), ctx.layout), dx.to(shortcut_dtype) if shortcut_dtype else None, None
 
 
 cut.register_autograd(_paste_back, setup_context=_keep_layout)
-paste.register_autograd(_cut_again, setup_context=_keep_layout)
+paste.register_autograd(_cut_again, setup_context=_keep_dtypes)
 
 
 # --- what callers may ask for

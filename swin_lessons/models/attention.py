@@ -99,7 +99,6 @@ class WindowAttention(nn.Module):
         attn_drop: float = 0.0,
         proj_drop: float = 0.0,
         attention: str = "auto",
-        kernels: str = "torch",
         window_chunk: int = 0,
     ):
         super().__init__()
@@ -108,7 +107,6 @@ class WindowAttention(nn.Module):
         self.window_size, self.shift_size = window_size, shift_size
         self.pretrained_window_size = pretrained_window_size
         self.input_size: Size = window_size  # the map's size, which FX tracing needs; the model sets it
-        self.parts = fused.kernel_parts(kernels)  # of the block around it that fused kernels run
         self.attention, self.window_chunk, self.attn_drop = attention, window_chunk, attn_drop
         self._make_parameters(dim, qkv_bias)
         self.proj = nn.Linear(dim, dim)

@@ -56,7 +56,6 @@ def make_attention(config: SwinConfig, stage: int, shift: bool) -> WindowAttenti
         attn_drop=config.attn_drop_rate,
         proj_drop=config.proj_drop_rate,
         attention=config.attention,
-        kernels=config.kernels,
         window_chunk=config.window_chunk,
     )
 

@@ -31,7 +31,7 @@ def _standard(block: SwinBlock) -> bool:
     dropout = (attn.attn_drop and attn.training) or any(
         d.p and d.training for d in (attn.proj_drop, mlp.drop)
     )
-    readable = attn.attention in ("reference", "triton") or attn.parts
+    readable = attn.attention in ("reference", "triton")
     return not readable and mlp.act.approximate == "none" and not dropout
 
 

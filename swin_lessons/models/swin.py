@@ -17,7 +17,7 @@ from .attention import WindowAttention, WindowAttentionV2
 from .blocks import SwinBlock, make_block
 from .config import SwinConfig, drop_path_rates, pair, stage_config
 from .fast import is_eager, is_plain
-from .fused import runner
+from .fused import kernel_parts, runner
 from .layers import ClassifierHead, PatchEmbed, PatchMerging
 from .rows import embed_patches, merge_patches, rows_allowed, run_stage
 from .windows import Size
@@ -31,6 +31,7 @@ class SwinStage(nn.Module):
     def __init__(self, config: SwinConfig, stage: int, drop_path: Sequence[float]):
         super().__init__()
         self.checkpointing = config.checkpointing
+        self.fused_parts = kernel_parts(config.kernels)
         before = config.dims[stage] // 2
         self.downsample = PatchMerging(before, config.version == 2) if stage else nn.Identity()
         self.blocks = nn.ModuleList(make_block(config, stage, i, rate) for i, rate in enumerate(drop_path))
@@ -38,10 +39,10 @@ class SwinStage(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """`(B, H, W, C)` -> `(B, H, W, C)`, or `(B, H/2, W/2, 2C)` where the stage merges patches."""
         x = merge_patches(self.downsample, x)
-        if rows_allowed(x, self.all_blocks()):
+        if not self.fused_parts and rows_allowed(x, self.all_blocks()):
             return run_stage(x, self.all_blocks(), self._run)
         for block in self.all_blocks():
-            x = self._run(runner(block), x)
+            x = self._run(runner(block, self.fused_parts), x)
         return x
 
     def all_blocks(self) -> list[SwinBlock]:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from compare import DEVICE, DTYPES, check, random
+from compare import DEVICE, DTYPES, TOLERANCE, check, random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,6 +31,40 @@ def test_layer_norm_equals_the_maths(shape, dtype):
 def test_add_layer_norm_equals_the_maths(shape, order, dtype):
     inputs = (random(*shape, dtype=dtype), random(*shape, dtype=dtype, seed=3), *parameters(shape[-1]))
     check(add_layer_norm, inputs, order=order)
+
+
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("order", ["pre", "post"])
+@pytest.mark.parametrize("shape", [(2, 3, 5, 96), (33, 48)])
+def test_a_branch_in_half_precision_is_added_to_a_sum_in_fp32(shape, order, half):
+    """What autocast leaves: fp32 rows, a branch in half, and a norm for a matrix product in half to read."""
+    inputs = (random(*shape), random(*shape, dtype=half, seed=3), *parameters(shape[-1]))
+    check(add_layer_norm, inputs, order=order, tolerance=TOLERANCE[half])
+    with torch.no_grad():
+        found = add_layer_norm(*inputs, order=order, dtype=half if order == "pre" else None, impl="triton")
+        total = found[0] if order == "pre" else found
+        assert total.dtype == torch.float32
+        if order == "pre":
+            assert torch.equal(total, inputs[0] + inputs[1])
+            assert found[1].dtype == half
+            exact = F.layer_norm(total.double(), shape[-1:], *(p.double() for p in inputs[2:]))
+            torch.testing.assert_close(found[1].double(), exact, rtol=TOLERANCE[half], atol=1e-6)
+
+
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("order", [None, "pre", "post"])
+def test_a_result_in_half_precision_has_gradients(order, half):
+    parts = (random(6, 40), *parameters(40))
+    if order is None:
+        check(layer_norm, parts, dtype=half, reference=_reference(layer_norm), tolerance=TOLERANCE[half])
+    else:
+        inputs = (parts[0], random(6, 40, seed=3), *parts[1:])
+        reference = _reference(add_layer_norm, order=order)
+        check(add_layer_norm, inputs, dtype=half, order=order, reference=reference, tolerance=TOLERANCE[half])
+
+
+def _reference(op, **options):
+    return lambda *inputs: op(*inputs, impl="torch", **options)
 
 
 def test_the_maths_is_pytorchs():
@@ -129,7 +163,9 @@ def test_compilers_see_through():
     torch.testing.assert_close(compiled(x), layer_norm(x, weight, bias, impl="torch").sin())
     op = torch.ops.swin_lessons.norm.default
     for mode in (0, 1, 2):
-        torch.library.opcheck(op, (x, None if mode == 0 else random(6, 96, seed=3), weight, bias, 1e-5, mode))
+        second = None if mode == 0 else random(6, 96, seed=3)
+        for dtype in (torch.float32, torch.bfloat16):
+            torch.library.opcheck(op, (x, second, weight, bias, 1e-5, mode, dtype, torch.float32))
 
 
 @pytest.mark.parametrize(
@@ -143,7 +179,11 @@ def test_compilers_see_through():
             "torch.float64 is not among float32.*impl='torch'",
         ),
         (lambda x, w: add_layer_norm(x, x, w, w, order="both"), "order='both'.*'pre'.*'post'"),
-        (lambda x, w: add_layer_norm(x, x.half(), w, w), "must be alike"),
+        (
+            lambda x, w: add_layer_norm(x, x[:1], w, w),
+            r"x \(2, 96\) and residual \(1, 96\) must have one shape",
+        ),
+        (lambda x, w: add_layer_norm(x, x.double(), w, w, impl="triton"), "torch.float64 is not among"),
     ],
 )
 def test_bad_input_is_named(call, message):

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from compare import DEVICE, DTYPES, check, close, random
+from compare import DEVICE, DTYPES, TOLERANCE, check, close, random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -70,6 +70,37 @@ def test_reverse_unshift_with_norm(B, H, W, C, window, shift, order, dtype):
         lambda x, s, w, b, impl: reverse_unshift(x, s, window, shift, w, b, 1e-4, order=order, impl=impl),
         inputs,
     )
+
+
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("order", [None, "pre", "post"])
+def test_windows_in_half_precision_join_a_map_in_fp32(order, half):
+    """What autocast leaves: an fp32 map whose windows attention reads, and returns, in half."""
+    window, shift, limit = (3, 4), (1, 2), TOLERANCE[half]
+    norm = parameters(24) if order else ()
+    inputs = (windows_for(2, 5, 9, 24, window, half), random(2, 5, 9, 24), *norm)
+
+    def back(windows, shortcut, *norm, impl):
+        return reverse_unshift(windows, shortcut, window, shift, *norm, order=order, impl=impl)
+
+    check(back, inputs, tolerance=limit)
+    found = back(*inputs, impl="triton")
+    assert (found[0] if order == "pre" else found).dtype == torch.float32
+    if order == "pre":
+        found = reverse_unshift(*inputs[:2], window, shift, *norm, order=order, dtype=half, impl="triton")
+        assert [y.dtype for y in found] == [torch.float32, half]
+
+
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+def test_a_map_in_fp32_is_cut_into_windows_in_half_precision(half):
+    window, shift = (3, 4), (1, 2)
+    inputs = (random(2, 5, 9, 24), *parameters(24))
+
+    def cut(x, weight, bias, impl, dtype=None):
+        return shift_partition(x, window, shift, weight, bias, dtype=dtype, impl=impl)
+
+    check(cut, inputs, dtype=half, reference=lambda *t: cut(*t, impl="torch"), tolerance=TOLERANCE[half])
+    assert cut(*inputs, impl="triton", dtype=half).dtype == half
 
 
 @pytest.mark.parametrize(("B", "H", "W", "C", "window", "shift", "dtype"), CASES)
@@ -310,9 +341,10 @@ def test_registered_properly():
     x, windows, norm = random(1, 5, 6, 16), windows_for(1, 5, 6, 16, (4, 4)), (*parameters(16), 1e-5)
     torch.library.opcheck(ops.cut.default, (x, layout))
     torch.library.opcheck(ops.paste.default, (windows, x, layout))
-    torch.library.opcheck(ops.shift_partition.default, (x, *norm, layout))
+    torch.library.opcheck(ops.shift_partition.default, (x, *norm, layout, torch.bfloat16))
     for mode in (1, 2):
-        torch.library.opcheck(ops.reverse_unshift.default, (windows, x, *norm, mode, layout))
+        dtypes = (torch.bfloat16, torch.float32)
+        torch.library.opcheck(ops.reverse_unshift.default, (windows, x, *norm, mode, layout, *dtypes))
 
 
 # --- bad input
@@ -330,7 +362,11 @@ def test_registered_properly():
         (lambda x, w: shift_partition(x, (2, 2), (1, 1), w[:5], w), "one number for each"),
         (lambda x, w: shift_partition(x.double(), (2, 2), impl="triton"), "float64.*impl='torch'"),
         (lambda x, w: reverse_unshift(x, x, (2, 2)), r"\(1, 4, 6, 8\).*cut into \(6, 4, 8\)"),
-        (lambda x, w: reverse_unshift(x.reshape(6, 4, 8).half(), x, (2, 2)), "float16.*float32.*alike"),
+        (lambda x, w: shift_partition(x, (2, 2), dtype=torch.half), "dtype=torch.float16: a pure move keeps"),
+        (
+            lambda x, w: reverse_unshift(x.reshape(6, 4, 8), x, (2, 2), dtype=torch.half),
+            "dtype=torch.float16: an addition without LayerNorm gives torch.float32",
+        ),
         (lambda x, w: reverse_unshift(x.reshape(6, 4, 8), x, (2, 2), order="mid"), "order='mid'.*'post'"),
         (lambda x, w: reverse_unshift(x.reshape(6, 4, 8), x, (2, 2), order="pre"), "order='pre'.*weight"),
         (

@@ -107,6 +107,24 @@ def test_under_autocast_it_stays_near_fp32(version):
     assert (found - expected).abs().max() < 0.1 * expected.abs().max()
 
 
+@pytest.mark.parametrize("fused", [f for f in FUSED if "kernels" in f], ids=str)
+@pytest.mark.parametrize("version", [1, 2])
+def test_under_autocast_the_map_stays_in_fp32(version, fused):
+    """As on a GPU, where LayerNorm of the patches gives fp32: half precision is for branches alone."""
+    half = torch.float16 if DEVICE == "cuda" else torch.bfloat16
+    ours, theirs = (model.layers[0] for model in pair(version, fused, drop_path_rate=0.3))
+    x = torch.randn(2, 9, 13, 16, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    results = []
+    for stage in (ours, theirs):
+        torch.manual_seed(1)
+        with torch.autocast(DEVICE, half):
+            y = stage(x)
+        assert y.dtype == torch.float32
+        results.append((y, *torch.autograd.grad(y.square().mean(), list(stage.parameters()))))
+    for expected, found in zip(*results, strict=True):
+        assert (found - expected).norm() < 0.03 * expected.norm() + 1e-4
+
+
 def test_a_replaced_or_watched_layer_is_called():
     _, model = pair(1, {"kernels": "triton"})
     seen = []
