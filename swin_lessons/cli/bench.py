@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +26,8 @@ EXAMPLES = """\
   swin-lessons bench --against timm --models swin_tiny_patch4_window7_224 --batch 1,8
   swin-lessons bench --mode train --dtype bf16 --batch 8
   swin-lessons bench --out book/results/bench_cpu.json
+  swin-lessons bench --suite train-ladder --out book/results/train_ladder.json
+  swin-lessons bench --suite gpu --quick --out book/results/gpu.json
 """
 
 
@@ -32,7 +35,9 @@ def add_parser(subparsers: Any) -> None:
     """Add this subcommand."""
     parser = add_command(subparsers, "bench", run, "time this package against its peers", TEXT, EXAMPLES)
     add = parser.add_argument
-    add("--suite", default="cpu", metavar="NAME", help="what to measure (default: cpu)")
+    add(
+        "--suite", default="cpu", metavar="NAME", help="cpu (default), train-ladder, kernels, or gpu for both"
+    )
     add("--against", type=names, default=None, metavar="LIST", help="timm,torchvision,transformers; or none")
     add(
         "--models",
@@ -43,7 +48,7 @@ def add_parser(subparsers: Any) -> None:
     )
     add("--batch", type=numbers, default=(), metavar="LIST", help="batch sizes, such as 1,8,32")
     add("--mode", type=names, default=("infer", "train"), metavar="LIST", help="infer,train (default: both)")
-    add("--dtype", type=names, default=("fp32",), metavar="LIST", help="fp32,bf16 (default: fp32)")
+    add("--dtype", type=names, default=(), metavar="LIST", help="fp32,fp16,bf16 (default: the suite's)")
     add(
         "--micro-batch", type=int, default=4, metavar="N", help="images a piece at large batches (default: 4)"
     )
@@ -71,6 +76,9 @@ def run(args: argparse.Namespace) -> int:
     """Run the suite, print its tables, and write the JSON."""
     import torch
 
+    if args.suite != "cpu" and not torch.cuda.is_available():
+        os.environ.setdefault("TRITON_INTERPRET", "1")  # triton reads it when it is imported, below
+
     from swin_lessons.profiling.suites import find_suite
 
     suite, options = find_suite(args.suite), bench_options(args)
@@ -79,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
         torch.set_num_threads(args.threads)
     with Console() as console:
         result = suite.run(options, console)
-    print(summary(result))
+    print(suite.summary(result))
     if args.out:
         from swin_lessons.results import save_result
 
@@ -103,37 +111,6 @@ def bench_options(args: argparse.Namespace) -> Any:
         full=args.full,
         **chosen,
     )
-
-
-def summary(result: dict[str, Any]) -> str:
-    """The bars, one line each."""
-    lines = [
-        line(
-            f"{r['model']} {r['mode']} {r['dtype']} batch {r['batch']}",
-            r["contestant"],
-            r["speedup"],
-            r,
-            "at least",
-        )
-        for r in result["rows"]
-        if "bar" in r
-    ]
-    lines += [
-        line(f"{r['model']} saved for backward", r["contestant"], r["ratio"], r, "at most")
-        for r in result["saved_for_backward"]
-        if "bar" in r
-    ]
-    return (
-        "\n".join(["Bars: speed over timm's, and bytes over timm's", *lines])
-        if lines
-        else "No bar among these cases"
-    )
-
-
-def line(what: str, who: str, value: float, row: dict[str, Any], relation: str) -> str:
-    """One bar."""
-    mark = "ok" if row["met"] else "!!"
-    return f"{mark}  {what:52s} {who:22s} {value:5.2f}  {relation} {row['bar']:.2f}"
 
 
 class Console:

@@ -1,4 +1,4 @@
-"""Benchmark suites: one module each, with `run(options, show) -> dict` for JSON."""
+"""Benchmark suites: one module each, with `run(options, show) -> dict` for JSON and `summary(dict) -> str`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ from typing import Any, Protocol
 
 __all__ = ["SUITES", "BenchOptions", "Show", "find_suite"]
 
-SUITES = {"cpu": "Swin-T, SwinV2-T and the lesson-size models against their peers, inference and training"}
+SUITES = {
+    "cpu": "Swin-T, SwinV2-T and the lesson-size models against their peers, inference and training",
+    "train_ladder": "training made faster rung by rung, against torch.compile; small without a GPU",
+    "kernels": "every fused kernel against its maths, then against PyTorch; not timed without a GPU",
+    "gpu": "kernels, then train_ladder: what to run once on a GPU",
+}
 
 
 @dataclass(frozen=True)
@@ -21,7 +26,7 @@ class BenchOptions:
     models: tuple[str, ...] = ()
     batches: tuple[int, ...] = ()
     modes: tuple[str, ...] = ("infer", "train")
-    dtypes: tuple[str, ...] = ("fp32",)
+    dtypes: tuple[str, ...] = ()
     rounds: int = 7
     micro_batch: int = 4
     quick: bool = False
@@ -30,7 +35,7 @@ class BenchOptions:
     def __post_init__(self) -> None:
         _check_subset("against", self.against, ("timm", "torchvision", "transformers"))
         _check_subset("mode", self.modes, ("infer", "train"))
-        _check_subset("dtype", self.dtypes, ("fp32", "bf16"))
+        _check_subset("dtype", self.dtypes, ("fp32", "fp16", "bf16"))
         for name, values in (("batch", self.batches), ("micro-batch", (self.micro_batch,))):
             if any(value < 1 for value in values):
                 raise ValueError(f"{name}={values}: give sizes of at least 1")
@@ -54,9 +59,22 @@ def find_suite(name: str) -> Any:
     Raises:
         ValueError: unknown name.
     """
+    name = name.replace("-", "_")
     if name not in SUITES:
         raise ValueError(f"suite={name!r} is unknown: use {', '.join(SUITES)}")
     return importlib.import_module(f"{__name__}.{name}")
+
+
+def check_kernels_run() -> None:
+    """Raise ValueError where Triton's kernels cannot run: neither on a GPU nor in the interpreter."""
+    import torch
+
+    from swin_lessons.kernels.launch import HAS_TRITON, interpreting
+
+    if not (HAS_TRITON and torch.cuda.is_available()) and not interpreting():
+        raise ValueError(
+            "the fused kernels need triton and a GPU, or TRITON_INTERPRET=1 set before Python starts"
+        )
 
 
 def _check_subset(option: str, values: tuple[str, ...], allowed: tuple[str, ...]) -> None:

@@ -28,7 +28,7 @@ from swin_lessons.profiling.suites import BenchOptions, Show
 from swin_lessons.profiling.timing import Comparison, compare
 from swin_lessons.profiling.trace import KINDS, by_kind, profile_step
 
-__all__ = ["LESSON_SPECS", "Case", "measure", "plan", "run"]
+__all__ = ["LESSON_SPECS", "Case", "measure", "plan", "run", "summary"]
 
 LARGE = 32  # from this batch on, micro-batches compete
 PRODUCTS = "linear layers alone"
@@ -90,7 +90,7 @@ def plan(options: BenchOptions) -> list[Case]:
         Case(spec, mode, dtype, batch)
         for spec in map(find_spec, names)
         for mode in options.modes
-        for dtype in options.dtypes
+        for dtype in options.dtypes or ("fp32",)
         for batch in options.batches or default_batches(spec, mode, options.quick)
     ]
     if not cases:
@@ -322,3 +322,34 @@ def saved_verdict(spec: SwinSpec, name: str, ratio: float) -> dict[str, Any]:
         return {}
     bar = SAVED_BARS[spec.version]
     return {"bar": bar, "met": ratio <= bar}
+
+
+def summary(result: dict[str, Any]) -> str:
+    """The bars, one line each."""
+    lines = [
+        line(
+            f"{r['model']} {r['mode']} {r['dtype']} batch {r['batch']}",
+            r["contestant"],
+            r["speedup"],
+            r,
+            "at least",
+        )
+        for r in result["rows"]
+        if "bar" in r
+    ]
+    lines += [
+        line(f"{r['model']} saved for backward", r["contestant"], r["ratio"], r, "at most")
+        for r in result["saved_for_backward"]
+        if "bar" in r
+    ]
+    return (
+        "\n".join(["Bars: speed over timm's, and bytes over timm's", *lines])
+        if lines
+        else "No bar among these cases"
+    )
+
+
+def line(what: str, who: str, value: float, row: dict[str, Any], relation: str) -> str:
+    """One bar."""
+    mark = "ok" if row["met"] else "!!"
+    return f"{mark}  {what:52s} {who:22s} {value:5.2f}  {relation} {row['bar']:.2f}"
