@@ -180,8 +180,13 @@ def _prepare(args: argparse.Namespace, overrides: dict[str, Any], device: torch.
     kwargs = {**kwargs, "in_chans": train_set.in_chans, "num_classes": train_set.num_classes}
     pretrained = kept.get("pretrained", args.pretrained)
     seed_everything(config.seed)
-    memory = {"checkpointing": args.checkpointing, "pretrained": pretrained}
-    model = create_model(args.model, **memory, **kwargs).to(device)
+    how = {
+        "checkpointing": args.checkpointing,
+        "pretrained": pretrained,
+        "attention": args.attention or "auto",
+    }
+    how |= {"kernels": args.kernels} if args.kernels else {}
+    model = create_model(args.model, **how, **kwargs).to(device)
     if not kept:
         augment = "none" if args.data == "digits" else "flip=0.5"  # a mirrored digit is none
         config = recipe(model, train_set, from_scratch=not pretrained, **{"augment": augment} | overrides)

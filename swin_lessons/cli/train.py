@@ -36,6 +36,8 @@ EXAMPLES = """\
   swin-lessons train --model swin_tiny_patch4_window7_224 --data imagefolder:~/photos --pretrained
   swin-lessons train --model swin_micro_fmnist --data fashion-mnist --resume
   swin-lessons train --model swin_micro_fmnist --data fashion-mnist --eval-only
+  swin-lessons train --model swin_tiny_patch4_window7_224 --data imagefolder:~/photos --precision bf16 \\
+    --kernels norm+mlp --attention triton --optimizer triton
   torchrun --nproc-per-node 2 -m swin_lessons train --model swin_micro_fmnist --data cifar10
 """
 
@@ -54,6 +56,7 @@ OVERRIDES: dict[str, tuple[Any, str]] = {
     "label-smoothing": (float, "share of the target spread over all classes"),
     "augment": (str, "none, light, medium, strong, or such as shift=2,flip=0.5,mixup=0.2"),
     "precision": (str, "fp32, tf32, bf16 or fp16"),
+    "optimizer": (str, "adamw (PyTorch's), or triton for this package's fused kernel"),
     "init": (str, "xavier or default"),
     "seed": (int, "decides initialisation, order and augmentation"),
     "eval-every": (int, "steps between evaluations (default: an epoch, or a 40th of the run)"),
@@ -80,6 +83,12 @@ def add_parser(subparsers) -> None:
     add("--window-size", type=int, metavar="N", help=window)
     add("--drop-path", type=float, metavar="P", help="stochastic depth of the last block")
     add("--checkpointing", action="store_true", help="recompute blocks in the backward pass, to save memory")
+    add("--attention", metavar="HOW", help="auto, reference, sdpa or triton (default: auto)")
+    add(
+        "--kernels",
+        metavar="PARTS",
+        help="torch (default), triton, or parts to fuse such as norm+windows+mlp",
+    )
     add("--device", default="auto", metavar="NAME", help="auto, cpu or cuda")
     add("--parallel", choices=("ddp", "fsdp"), help="how torchrun's processes work together (default: ddp)")
     add("--threads", type=thread_count, metavar="N", help="CPU threads (default: PyTorch's choice)")

@@ -13,6 +13,7 @@ from swin_lessons.data.batches import parse_augment
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 INITS = ("default", "xavier")
+OPTIMIZERS = ("adamw", "triton")
 # Fields that do not change the arithmetic of a run, so a resumed run may change them.
 BOOKKEEPING = frozenset({"save_every", "log_every", "keep", "workers"})
 
@@ -40,6 +41,8 @@ class TrainConfig:
         precision: "fp32"; "tf32" for fp32 whose products a GPU from Ampere on rounds to TF32; "bf16" or "fp16"
             for autocast, fp16 with loss scaling. A step whose gradients overflow in fp16 changes no weight, and
             the schedule does not count it.
+        optimizer: "adamw" for PyTorch's AdamW, in its fused form; "triton" for `kernels.FusedAdamW`, the same update by
+            this package's kernel.
         init: "xavier" redraws every linear weight before the first step (see `init_xavier`).
         seed: decides the order of images, augmentation, mixing and drop path.
         eval_every, save_every: steps between evaluations and checkpoints; None: once an epoch.
@@ -63,6 +66,7 @@ class TrainConfig:
     label_smoothing: float = 0.0
     augment: str = "none"
     precision: str = "fp32"
+    optimizer: str = "adamw"
     init: str = "default"
     seed: int = 0
     eval_every: int | None = None
@@ -172,6 +176,7 @@ _RULES: dict[str, tuple[Any, str]] = {
     "label_smoothing": (_fraction, "a number from 0 to below 1"),
     "augment": (lambda v: isinstance(v, str) and bool(v), "a preset such as 'light', or 'shift=2,flip=0.5'"),
     "precision": (lambda v: v in PRECISIONS, f"one of {', '.join(PRECISIONS)}"),
+    "optimizer": (lambda v: v in OPTIMIZERS, f"one of {', '.join(OPTIMIZERS)}"),
     "init": (lambda v: v in INITS, f"one of {', '.join(INITS)}"),
     "seed": (lambda v: _is_int(v) and 0 <= v < 2**63, "a whole number of at least 0 and below 2**63"),
     "eval_every": (_optional_count, "a number of steps, or None for once an epoch"),

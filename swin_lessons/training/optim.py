@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from swin_lessons.training.config import TrainConfig
 
@@ -52,8 +53,20 @@ def _layer_scale(model: nn.Module, name: str, layer_decay: float) -> float:
 
 
 def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
-    """AdamW over `param_groups`, in its fused form where the device has one."""
+    """AdamW over `param_groups`: PyTorch's, fused where the device has that, or this package's kernel.
+
+    Raises:
+        ValueError: optimizer="triton" for parameters that FSDP shards.
+    """
     groups = param_groups(model, config.weight_decay, config.layer_decay)
+    if config.optimizer == "triton":
+        if any(isinstance(p, DTensor) for group in groups for p in group["params"]):
+            raise ValueError(
+                "optimizer 'triton' does not take sharded parameters: use 'adamw' with fsdp, or ddp"
+            )
+        from swin_lessons.kernels import FusedAdamW
+
+        return FusedAdamW(groups, lr=config.lr, betas=config.betas, impl="triton")
     device = groups[0]["params"][0].device.type
     return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, fused=device in ("cpu", "cuda"))
 

@@ -103,6 +103,39 @@ def test_resume_goes_on_and_repeats_the_recipe(photos, tmp_path):
     assert History.read(straight).column("loss") == History.read(stopped).column("loss")
 
 
+def test_steps_by_fused_kernels_are_those_of_pytorch(photos, tmp_path):
+    """Blocks, attention and optimiser; without a GPU in Triton's interpreter. Ten steps: tests/models/test_fused.py."""
+    pytest.importorskip("triton")
+    options = ("--steps", "3", "--eval-every", "3", "--batch-size", "2", "--drop-path", "0.2", "--ema", "0.9")
+    fused = ("--kernels", "triton", "--attention", "triton", "--optimizer", "triton")
+    losses = []
+    for name, more in (("plain", ()), ("fused", fused)):
+        words = [
+            "train",
+            "--model",
+            "swinv2_micro_fmnist",
+            "--data",
+            f"imagefolder:{photos}",
+            "--out",
+            str(tmp_path / name),
+        ]
+        assert main([*words, "--precision", "fp32", *options, *more]) == 0
+        losses.append(History.read(tmp_path / name).column("loss"))
+    assert len(losses[0]) == 3
+    assert losses[1] == pytest.approx(losses[0], abs=1e-4)
+    config = json.loads((tmp_path / "fused" / "config.json").read_text())
+    assert config["train"]["optimizer"] == "triton"
+
+
+def test_wrong_ways_to_run_are_named(photos, tmp_path, capsys):
+    words = train_args(photos, tmp_path / "run", "--steps", "1")
+    expect_error(capsys, [*words, "--kernels", "fast"], "kernels='fast': choose 'torch', 'triton', or parts")
+    expect_error(capsys, [*words, "--attention", "flash"], "attention='flash'")
+    expect_error(
+        capsys, [*words, "--optimizer", "sgd"], "TrainConfig.optimizer is 'sgd': use one of adamw, triton"
+    )
+
+
 def test_eval_only_changes_nothing_but_the_results(photos, tmp_path, capsys):
     out = tmp_path / "run"
     main(train_args(photos, out, "--steps", "2"))
