@@ -9,10 +9,16 @@ import pytest
 matplotlib = pytest.importorskip("matplotlib", reason='figures need `pip install "swin-lessons[plots]"`')
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
+import torch  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 from matplotlib.patches import Rectangle  # noqa: E402
 
-from swin_lessons.plots import programs  # noqa: E402
+from swin_lessons.models.windows import (  # noqa: E402
+    cyclic_shift,
+    pad_to_windows,
+    window_partition,
+)
+from swin_lessons.plots import moves, programs  # noqa: E402
 from swin_lessons.plots.style import use_style  # noqa: E402
 
 
@@ -56,3 +62,29 @@ def test_partial_sums_are_dealt_out_in_turn() -> None:
 def test_bars_carry_their_numbers() -> None:
     text = words(programs.show_bars({"before": [2.263, 1.0], "after": [0.792, 0.5]}, ["AdamW", "norm"], "GB"))
     assert [word.strip() for word in text] == ["2.263", "1", "0.792", "0.5"]
+
+
+# --- tokens on their way to windows
+
+
+@pytest.mark.parametrize(("size", "window", "shift"), [((6, 9), (4, 4), (2, 2)), ((7, 5), (3, 5), (1, 0))])
+def test_places_are_those_of_the_package(size: tuple, window: tuple, shift: tuple) -> None:
+    H, W = size
+    numbers = torch.arange(1.0, H * W + 1).reshape(1, H, W, 1)  # 0 is padding
+    rows = window_partition(cyclic_shift(pad_to_windows(numbers, window), shift), window)[..., 0].long()
+    y, x = map(torch.from_numpy, moves.places(size, window, shift))
+    assert torch.equal(rows, ((y * W + x + 1) * ((y < H) & (x < W))).long())
+
+
+def test_rows_carry_the_tokens_that_they_hold() -> None:
+    text = words(moves.show_rows((6, 9), (4, 4), (2, 2)))
+    assert sorted(int(word) for word in text if word) == sorted([*range(54)] * 2)
+    assert text.count("") == 2 * (8 * 12 - 54)
+
+
+def test_the_explorer_of_rows_has_words_and_limits() -> None:
+    html = moves.rows_explorer().data
+    assert 'alt="Left: a padded map' in html
+    assert '"size": [6, 9]' in html
+    with pytest.raises(ValueError, match="use 0 to 3, and 0 to 95"):
+        moves.rows_explorer(shift=4)
