@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from .explorer import explorer
+from .programs import ink
 from .sliders import picture
 from .style import BLACK, CYCLE, GREY, bare
 
@@ -33,7 +34,9 @@ def places(size: Size, window: Size, shift: Size) -> tuple[np.ndarray, np.ndarra
 def _cell(ax: Axes, i: int, j: int, window: int, text: str) -> None:
     style = {"facecolor": CYCLE[window % len(CYCLE)]} if text else {"facecolor": "#eeeeee", "hatch": "////"}
     ax.add_patch(Rectangle((j, i), 1, 1, edgecolor="white" if text else GREY, linewidth=0.8, **style))
-    ax.text(j + 0.5, i + 0.52, text, ha="center", va="center", color="white", fontsize=6.5)
+    ax.text(
+        j + 0.5, i + 0.52, text, ha="center", va="center", color=ink(CYCLE[window % len(CYCLE)]), fontsize=6.5
+    )
 
 
 def show_rows(size: Size, window: Size, shift: Size) -> Figure:

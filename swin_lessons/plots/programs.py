@@ -13,6 +13,11 @@ from .style import BLACK, BLUE, CYCLE, GREY, ORANGE, bare
 PALE = "#f2f2f2"
 
 
+def ink(colour: str) -> str:
+    """White letters on dark grounds, black ones on all others."""
+    return "white" if colour in (BLUE, BLACK) else BLACK
+
+
 def _cell(
     ax: Axes, x: float, y: float, w: float, h: float, colour: str, hatch: str = "", edge: str = "white"
 ) -> None:
@@ -40,15 +45,14 @@ def show_programs(n: int, block: int) -> Figure:
             _cell(ax, i, 0.0, 0.94, 0.8, colour)
         else:
             _padding(ax, i, 0.0, 0.94, 0.8)
-        ax.text(i + 0.47, 0.4, str(i), ha="center", va="center", color="white" if i < n else BLACK)
+        ax.text(i + 0.47, 0.4, str(i), ha="center", va="center", color=ink(colour if i < n else PALE))
         _cell(ax, i, 2.0, 0.94, 0.6, colour if i < n else PALE, "" if i < n else "////", GREY)
-        ax.text(i + 0.47, 2.3, str(i % block), ha="center", va="center", color="white" if i < n else BLACK)
+        ax.text(i + 0.47, 2.3, str(i % block), ha="center", va="center", color=ink(colour if i < n else PALE))
     for program in range(programs):
         middle = program * block + block / 2
         ax.annotate("", (middle, 0.9), (middle, 1.9), arrowprops={"arrowstyle": "<->", "color": GREY})
         ax.text(middle, 3.1, f"program {program}", ha="center", va="center")
     ax.text(0.0, 1.4, "place in memory", color=GREY, va="center", fontsize=9)
-    ax.text(block * programs - 0.1, 1.4, "masked: not there", color=GREY, va="center", ha="right", fontsize=9)
     return figure
 
 
@@ -74,14 +78,28 @@ def show_partial_sums(blocks: int, programs: int) -> Figure:
         program = block % programs
         _cell(ax, 0, block, 4.0, 0.86, CYCLE[program])
         ax.text(
-            2.0, block + 0.43, f"rows of block {block}", ha="center", va="center", color="white", fontsize=8
+            2.0,
+            block + 0.43,
+            f"rows of block {block}",
+            ha="center",
+            va="center",
+            color=ink(CYCLE[program]),
+            fontsize=8,
         )
         arrow = {"arrowstyle": "->", "color": CYCLE[program], "linewidth": 1.4}
         ax.annotate("", (6.0, top + program + 0.43), (4.1, block + 0.43), arrowprops=arrow)
     for program in range(programs):
         _cell(ax, 6.1, top + program, 3.6, 0.86, CYCLE[program])
         middle = top + program + 0.43
-        ax.text(7.9, middle, f"partial sum {program}", ha="center", va="center", color="white", fontsize=8)
+        ax.text(
+            7.9,
+            middle,
+            f"partial sum {program}",
+            ha="center",
+            va="center",
+            color=ink(CYCLE[program]),
+            fontsize=8,
+        )
         ax.annotate("", (11.6, blocks / 2), (9.8, middle), arrowprops={"arrowstyle": "->", "color": GREY})
     _cell(ax, 11.7, blocks / 2 - 0.43, 3.2, 0.86, BLACK)
     ax.text(13.3, blocks / 2, "dW, or dB", ha="center", va="center", color="white", fontsize=8)
@@ -93,7 +111,7 @@ def show_partial_sums(blocks: int, programs: int) -> Figure:
 
 def show_bars(groups: dict[str, Sequence[float]], names: Sequence[str], unit: str) -> Figure:
     """Horizontal bars, a pair or more for each name; numbers at their ends, so that no axis has to be read."""
-    figure, ax = plt.subplots(figsize=(7.4, 0.5 + 0.3 * len(names) * len(groups)))
+    figure, ax = plt.subplots(figsize=(7.4, 0.8 + 0.3 * len(names) * len(groups)))
     height = 0.8 / len(groups)
     places = np.arange(len(names))
     colours, hatches = (ORANGE, BLUE, GREY), ("//", "", "..")
@@ -105,6 +123,6 @@ def show_bars(groups: dict[str, Sequence[float]], names: Sequence[str], unit: st
         ax.bar_label(bars, [f" {value:.4g}" for value in values], fontsize=9)
     ax.set(yticks=places, yticklabels=names, xlabel=unit)
     ax.invert_yaxis()
-    ax.legend(loc="lower right")
+    ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(groups))
     ax.margins(x=0.12)
     return figure

@@ -29,7 +29,7 @@ function build(data, ui) {
   function paint(board, i, j, w) {
     board.fill(i, j, w.there ? colours[w.window % colours.length] : "#e4e4e4");
     board.frame(i, j, "#ffffff", 1, 1, 0.05);
-    board.text(i, j, w.there ? String(w.y * W + w.x) : "–", w.there ? "#ffffff" : BLACK);
+    board.text(i, j, w.there ? String(w.y * W + w.x) : "–", w.there && w.window % colours.length === 0 ? "#ffffff" : BLACK);
   }
 
   return () => {
