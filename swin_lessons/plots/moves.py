@@ -1,5 +1,7 @@
 """Pictures of tokens on their way to windows: which row comes from where, as a figure and to play with."""
 
+from typing import Any
+
 import matplotlib.pyplot as plt
 import numpy as np
 from IPython.display import HTML
@@ -32,7 +34,9 @@ def places(size: Size, window: Size, shift: Size) -> tuple[np.ndarray, np.ndarra
 
 
 def _cell(ax: Axes, i: int, j: int, window: int, text: str) -> None:
-    style = {"facecolor": CYCLE[window % len(CYCLE)]} if text else {"facecolor": "#eeeeee", "hatch": "////"}
+    style: dict[str, Any] = (
+        {"facecolor": CYCLE[window % len(CYCLE)]} if text else {"facecolor": "#eeeeee", "hatch": "////"}
+    )
     ax.add_patch(Rectangle((j, i), 1, 1, edgecolor="white" if text else GREY, linewidth=0.8, **style))
     ax.text(
         j + 0.5, i + 0.52, text, ha="center", va="center", color=ink(CYCLE[window % len(CYCLE)]), fontsize=6.5
