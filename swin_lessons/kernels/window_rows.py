@@ -240,13 +240,14 @@ def move_cost(
 ) -> Cost:
     """Moving a map `(B, H, W, C)` to its windows, or back: PyTorch pads, rolls and copies as far as it must.
 
-    Cropping is a view. The copy is one too where a single window is as wide as the map.
+    `torch.roll` over two axes rolls one after the other, so it copies the map twice (`roll_common` in PyTorch's
+    `TensorTransformations.h`). Cropping is a view. The copy is one too where a single window is as wide as the map.
     """
     B, H, W, C = shape
     Hp, Wp = padded(H, W, window_size)
     tokens, all_tokens = B * H * W * C * itemsize, B * Hp * Wp * C * itemsize
     pads = not back and (Hp, Wp) != (H, W)  # fills with zeros, then copies
-    passes = (tuple(shift_size) != (0, 0)) + (Wp > window_size[1])
+    passes = 2 * (tuple(shift_size) != (0, 0)) + (Wp > window_size[1])
     before = pads * (all_tokens + 2 * tokens) + passes * 2 * all_tokens
     after = 2 * tokens if back else tokens + all_tokens
     return Cost(2 * pads + passes, 1, before, after, 0)

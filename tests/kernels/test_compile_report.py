@@ -10,6 +10,7 @@ from swin_lessons.kernels import compile_report, launch
 from swin_lessons.kernels.launch import ceil_div, power_of_2, use_triton
 from swin_lessons.kernels.report import all_specs, mma_of, occupancy, widest_load
 from swin_lessons.kernels.spec import Spec
+from swin_lessons.kernels.variants import compile_variants
 
 
 @pytest.mark.parametrize(
@@ -133,3 +134,32 @@ for call in (lambda: kernels.layer_norm(x, w, w, impl="triton"), kernels.compile
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+needs_tools = pytest.mark.skipif(not launch.HAS_TRITON, reason="needs triton")
+
+
+@needs_tools
+def test_a_variant_is_the_launch_with_another_tile():
+    name, changes = "layer_norm[C=96]", [{}, {"BLOCK_R": 1}, {"num_warps": 8}]
+    as_it_is, one_row, wider = compile_variants(name, changes, "sm_80", "fp16")
+    (row,) = (r for r in compile_report(name, "sm_80", ["fp16"]) if r["name"] == name)
+    assert as_it_is == row
+    assert one_row["BLOCK_R"] == 1
+    assert one_row["registers"] < row["registers"]
+    assert one_row["vector_bytes"] < row["vector_bytes"] == 16
+    assert (row["num_warps"], wider["num_warps"]) == (4, 8)
+
+
+@needs_tools
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("layer", [{}]), "no kernel 'layer'"),
+        (("layer_norm[C=96]", [{"BLOCK": 1}]), "has no BLOCK; choose from BLOCK_C, BLOCK_R, MODE, num_warps"),
+        (("layer_norm[C=96]", [{}], "sm_75"), "target='sm_75'"),
+    ],
+)
+def test_a_variant_that_cannot_be_is_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        compile_variants(*arguments)
