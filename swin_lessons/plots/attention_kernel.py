@@ -32,7 +32,7 @@ def show_traffic(
     )
     ax.invert_yaxis()
     ax.margins(x=0.1)
-    ax.legend(loc="lower right")
+    ax.legend(loc="lower center", bbox_to_anchor=(0.45, 1.0), ncols=3)
     return figure
 
 
@@ -56,7 +56,7 @@ def show_roof(points: Mapping[str, Mapping[str, float]], bandwidth: float, rate:
         for label, i, r in zip(members, at, roof, strict=True):
             align = "right" if lift > 0 else "left"
             ax.annotate(label, (i, r), (0, lift), textcoords="offset points", ha=align, fontsize=8)
-    ax.set(xlabel="FLOP a byte", ylabel="TFLOP/s at most", title=name, ylim=(1.5, rate * 2.2 / 1e12))
+    ax.set(xlabel="FLOP a byte", ylabel="TFLOP/s at most", title=name, ylim=(0.9, rate * 2.2 / 1e12))
     ax.legend(loc="lower right")
     return figure
 
