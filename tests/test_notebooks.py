@@ -145,7 +145,7 @@ def package_source(dotted: str) -> tuple[str, str]:
     """The source of the module in which `module.name` is written, and the name."""
     module_name, _, name = dotted.rpartition(".")
     value = getattr(importlib.import_module(module_name), name)
-    value = getattr(value, "fn", value)  # Triton wraps a kernel
+    value = getattr(value, "fn", value)  # a kernel: the function inside Triton's wrapper
     return Path(inspect.getsourcefile(value)).read_text(encoding="utf-8"), name  # type: ignore[arg-type]
 
 

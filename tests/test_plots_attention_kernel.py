@@ -6,7 +6,7 @@ import pytest
 matplotlib = pytest.importorskip("matplotlib", reason='figures need `pip install "swin-lessons[plots]"`')
 matplotlib.use("Agg")
 
-from swin_lessons.plots.attention_kernel import show_roof, show_sides, show_traffic  # noqa: E402
+from swin_lessons.plots.attention_kernel import show_roof, show_sides, show_tile, show_traffic  # noqa: E402
 
 
 def test_traffic_has_a_bar_for_each_operation_and_one_for_all() -> None:
@@ -24,3 +24,10 @@ def test_points_stand_on_the_roof() -> None:
 def test_sides_are_written_into_their_cells() -> None:
     (ax,) = show_sides(np.array([[0, 1], [2, 3]]), (1, 2)).axes
     assert [text.get_text() for text in ax.texts] == ["00", "01", "10", "11"]
+
+
+def test_a_tile_is_covered_by_its_parts() -> None:
+    (ax,) = show_tile(49, 64).axes
+    *parts, instruction = ax.patches
+    assert sum(part.get_width() * part.get_height() for part in parts) == 64 * 64
+    assert (instruction.get_x(), instruction.get_width()) == (56, 8)

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from numpy.typing import ArrayLike
 
 from .style import BLACK, BLUE, GREEN, GREY, ORANGE, SKY
@@ -79,4 +80,26 @@ def show_sides(sides: ArrayLike, window: tuple[int, int]) -> Figure:
     for x in range(0, codes.shape[1] + 1, window[1]):
         ax.axvline(x - 0.5, color=BLACK, linewidth=1.6)
     ax.set(xticks=[], yticks=[])
+    return figure
+
+
+def show_tile(N: int, side: int, warps: int = 4, width: int = 8) -> Figure:
+    """A tile of scores for N tokens: real ones and padding, the rows of each warp, the columns of one instruction."""
+    figure, ax = plt.subplots(figsize=(5.2, 4.6))
+    for x, y, w, h, colour, hatch, name in (
+        (0, 0, N, N, SKY, "", "scores"),
+        (N, 0, side - N, N, ORANGE, "//", "keys that are nothing"),
+        (0, N, side, side - N, "#e6e6e6", "..", "queries that are nothing"),
+    ):
+        ax.add_patch(Rectangle((x, y), w, h, facecolor=colour, hatch=hatch, edgecolor="white", label=name))
+    for warp in range(warps):
+        middle = (warp + 0.5) * side / warps
+        ax.text(-1.5, middle, f"warp {warp}", ha="right", va="center", fontsize=9)
+        ax.plot([0, side], [middle + side / warps / 2] * 2, color=BLACK, linewidth=0.8, linestyle=":")
+    ax.add_patch(Rectangle((side - width, 0), width, side, fill=False, edgecolor=BLACK, linewidth=1.6))
+    ax.set(xlim=(-0.5, side + 0.5), ylim=(side + 0.5, -0.5), yticks=[], aspect="equal", xlabel="keys")
+    ax.set_xticks([0, N, side - width, side])
+    for spine in ax.spines.values():
+        spine.set_visible(False)
+    ax.legend(loc="lower center", bbox_to_anchor=(0.45, 1.0), ncols=3, fontsize=8, columnspacing=1.0)
     return figure
