@@ -137,7 +137,7 @@ def _places(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Iterat
     ):
         yield owner, name, of_module
     yield rows, "linear", of_weight
-    for kind, owner, names in _functions(optimizer):
+    for kind, owner, names in (*_functions(optimizer), *_kernels(model)):
         for name in names:
             yield owner, name, functools.partial(_always, kind)
 
@@ -156,12 +156,25 @@ def _functions(optimizer: torch.optim.Optimizer | None) -> Iterator[tuple[str, A
         ("pad_to_windows", "cyclic_shift", "window_partition", "window_reverse", "shift_mask"),
     )
     yield "attention", rows, ("kind_bias",)
-    yield "attention", attention.WindowAttention, ("current_bias",)
+    yield "attention", attention.WindowAttention, ("current_bias", "attend_windows")
     for version in (attention.WindowAttention, attention.WindowAttentionV2):
         yield "QKV", version, ("project_qkv", "joint_qkv_bias")
     yield "loss", nn.functional, ("cross_entropy",)
     if optimizer is not None:
         yield "optimiser", type(optimizer), ("step", "zero_grad")
+
+
+def _kernels(model: nn.Module) -> Iterator[tuple[str, Any, tuple[str, ...]]]:
+    """The same for blocks that fused kernels run, where `model` has any: they are not loaded for other models."""
+    if not any(getattr(stage, "fused_parts", ()) for stage in model.modules()):
+        return
+    from swin_lessons import kernels
+    from swin_lessons.models import fused
+
+    yield "residual", fused.FusedBlock, ("__call__",)
+    yield "MLP", fused.FusedBlock, ("mlp",)
+    yield "LayerNorm", kernels, ("layer_norm", "add_layer_norm")
+    yield "partition/shift", kernels, ("shift_partition", "reverse_unshift")
 
 
 def _always(kind: str, *_: Any, **__: Any) -> str:

@@ -34,7 +34,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from swin_lessons.profiling.mac_formulas import FORMULAS, Formula
+from swin_lessons.profiling.mac_formulas import FORMULAS, Formula, formula_of
 from swin_lessons.profiling.running import module_names, running_module, storage_key
 
 __all__ = ["LayerMacs", "MacReport", "count_macs"]
@@ -153,16 +153,16 @@ class _Counter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func._overloadpacket not in self.formulas and _is_composite(func):
+        found = formula_of(func, self.formulas)
+        if found is None and _is_composite(func):
             with self:
                 return func.decompose(*args, **kwargs)
         out = func(*args, **kwargs)
-        if func._overloadpacket in self.formulas:
-            self._add(func, out, args, kwargs)
+        if found is not None:
+            self._add(*found, out, args, kwargs)
         return out
 
-    def _add(self, func: Any, out: Any, args: Any, kwargs: Any) -> None:
-        kind, formula = self.formulas[func._overloadpacket]
+    def _add(self, kind: str, formula: Formula, out: Any, args: Any, kwargs: Any) -> None:
         storages = [storage_key(a) for a in args if isinstance(a, Tensor)]
         weights = [self.owner[key] for key in storages if key in self.owner]
         name = weights[-1] if weights else running_module(self.names)

@@ -30,7 +30,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from swin_lessons.profiling.kinds import REST, kind_ranges
-from swin_lessons.profiling.mac_formulas import FORMULAS
+from swin_lessons.profiling.mac_formulas import formula_of
 from swin_lessons.profiling.running import storage_key
 
 __all__ = ["KindStack", "Work", "count_work"]
@@ -120,7 +120,7 @@ class _Work(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func._overloadpacket not in FORMULAS and _is_composite(func):
+        if formula_of(func) is None and _is_composite(func):
             with self:
                 return func.decompose(*args, **kwargs)
         out = func(*args, **kwargs)
@@ -145,9 +145,9 @@ def _is_composite(func: Any) -> bool:
 
 
 def _macs(func: Any, args: Any, kwargs: Any, out: Any) -> int:
-    operation = func._overloadpacket
-    if operation in FORMULAS:
-        return FORMULAS[operation][1](out, *args, **kwargs)
+    operation, found = func._overloadpacket, formula_of(func)
+    if found is not None:
+        return found[1](out, *args, **kwargs)
     if operation is aten._scaled_dot_product_flash_attention_for_cpu_backward:
         return _attention_backward(*args)
     if operation in flop_registry:

@@ -283,6 +283,26 @@ def test_deit_small():
     assert report.total == report.counted
 
 
+@pytest.mark.parametrize(
+    "fused",
+    [{"kernels": "norm"}, {"kernels": "triton"}, {"kernels": "triton", "attention": "triton"}],
+    ids=str,
+)
+@pytest.mark.parametrize("name", ["swin_micro_fmnist", "swinv2_micro_fmnist"])
+def test_fused_kernels_do_the_work_of_the_layers(name, fused):
+    """On a map that windows do not tile, `attention="triton"` spares the projection of padding."""
+    pytest.importorskip("triton")
+    options = [{"attention": "reference"}, {"attention": "reference"} | fused]
+    plain, ours = (count_macs(create_model(name, **o), (1, 32, 32)) for o in options)
+    assert ours.total == plain.total
+    assert ours.by_kind == plain.by_kind
+    plain, ours = (count_macs(create_model(name, **o), (1, 36, 52)) for o in options)
+    assert [ours.by_kind[k] for k in ("attention", "norm")] == [
+        plain.by_kind[k] for k in ("attention", "norm")
+    ]
+    assert (ours.by_kind["linear"] < plain.by_kind["linear"]) == ("attention" in fused)
+
+
 def test_custom_operation():
     report = count_macs(nn.ReLU(), (2, 3, 4), extra={torch.ops.aten.relu: ("relu", lambda out, x: x.numel())})
     assert report.by_kind == {"relu": 24}

@@ -55,6 +55,26 @@ def test_both_paths_multiply_alike():
     }
 
 
+@pytest.mark.parametrize(
+    "fused", [{"kernels": "triton"}, {"kernels": "triton", "attention": "triton"}], ids=str
+)
+@pytest.mark.parametrize("name", ["swin_micro_fmnist", "swinv2_micro_fmnist"])
+def test_fused_kernels_multiply_alike_and_move_less(name, fused):
+    pytest.importorskip("triton")
+    model, plain = work_of(name, "train", batch=2, attention="reference")
+    _, ours = work_of(name, "train", batch=2, **{"attention": "reference"} | fused)
+    for kind in ("QKV", "proj", "MLP", "attention"):
+        assert ours[kind, FORWARD].macs == plain[kind, FORWARD].macs > 0, kind
+    assert total(ours, FORWARD) == total(plain, FORWARD)  # norms beside window moves are counted there
+    scores = count_macs(model, (1, 32, 32)).by_kind["attention"]  # of two images, without the sum over values
+    again = ours["attention", BACKWARD].macs - plain["attention", BACKWARD].macs
+    assert again == (scores if "attention" in fused else 0)  # scores once more instead of storing them
+    for count in ("bytes", "launches"):
+        before, after = (sum(getattr(w, count) for w in work.values()) for work in (plain, ours))
+        assert after < before, count
+    assert REST not in {kind for (kind, _), work in ours.items() if work.macs}
+
+
 def test_checkpointing_does_the_forward_pass_again():
     _, work = work_of("swin_micro_fmnist", "train", checkpointing=True)
     assert work["MLP", BACKWARD].macs == 3 * work["MLP", FORWARD].macs
