@@ -36,8 +36,8 @@ EXAMPLES = """\
   swin-lessons train --model swin_tiny_patch4_window7_224 --data imagefolder:~/photos --pretrained
   swin-lessons train --model swin_micro_fmnist --data fashion-mnist --resume
   swin-lessons train --model swin_micro_fmnist --data fashion-mnist --eval-only
-  swin-lessons train --model swin_tiny_patch4_window7_224 --data imagefolder:~/photos --precision bf16 \\
-    --kernels norm+mlp --attention triton --optimizer triton
+  swin-lessons train --model swin_tiny_patch4_window7_224 --data imagefolder:~/photos \\
+    --precision bf16 --kernels norm+mlp --attention triton --optimizer triton
   torchrun --nproc-per-node 2 -m swin_lessons train --model swin_micro_fmnist --data cifar10
 """
 
