@@ -13,7 +13,10 @@ import pytest
 from swin_lessons import results
 
 ROOT = Path(__file__).parents[1]
-DATA = {"best": {"accuracy": 0.9213, "epochs": 12}, "rows": [{"model": "swin", "speed": 10.26}]}
+DATA = {
+    "best": {"accuracy": 0.9213, "epochs": 12},
+    "rows": [{"model": "swin", "speed": 10.26}, {"model": "timm", "speed": 8.0}],
+}
 
 
 def test_a_result_comes_back_with_its_origin(tmp_path: Path) -> None:
@@ -152,6 +155,13 @@ def test_the_table_shows_rows_and_their_origin(book: Book) -> None:
         assert expected in words
 
 
+def test_where_chooses_rows(book: Book) -> None:
+    html, warnings = book.build("```{results-table} demo.rows\n:columns: model\n:where: model = swin\n```")
+    assert warnings == ""
+    assert "<p>swin</p>" in html
+    assert "<p>timm</p>" not in html
+
+
 @pytest.mark.parametrize(
     ("page", "message"),
     [
@@ -163,6 +173,8 @@ def test_the_table_shows_rows_and_their_origin(book: Book) -> None:
         ("{result}`demo.rows.7`", "no '7'"),
         ("```{results-table} demo.rows\n:columns: model, watts\n```", "no 'watts'"),
         ("```{results-table} demo.rows\n```", "name the columns"),
+        ("```{results-table} demo.rows\n:columns: model\n:where: model = no\n```", "leaves no row"),
+        ("```{results-table} demo.rows\n:columns: model\n:where: model\n```", "write `key = value"),
         ("```{results-table} demo.best\n:columns: model\n```", "list of objects"),
         ("```{provenance} gone\n```", "no results file"),
     ],

@@ -5,6 +5,7 @@
     :columns: model, ours|.1f, timm|.1f
     :headers: Model, Ours (images/s), timm (images/s)
     :caption: Throughput at batch 1.
+    :where: batch = 1, dtype = fp16                which rows; a value stands as str() writes it
     ```
     ```{provenance} bench                              where the numbers of a file come from
     ```
@@ -115,6 +116,7 @@ class ResultsTable(SphinxDirective):
         "headers": directives.unchanged,
         "caption": directives.unchanged,
         "name": directives.unchanged,
+        "where": directives.unchanged,
     }
 
     def run(self) -> list[nodes.Node]:
@@ -140,7 +142,7 @@ class ResultsTable(SphinxDirective):
     def build(self) -> list[nodes.Node]:
         value, provenance = look_up(self.env, self.arguments[0])
         columns = self.columns()
-        rows = [self.row(item, columns) for item in items(value)]
+        rows = [self.row(item, columns) for item in chosen(items(value), self.options.get("where", ""))]
         table = table_node(self.headers(columns), rows, classes=["results"])
         if caption := self.options.get("caption"):
             children, _ = self.parse_inline(caption)
@@ -165,6 +167,18 @@ def items(value: Any) -> list[dict[str, Any]]:
     if not isinstance(value, list) or not value or not all(isinstance(item, dict) for item in value):
         raise ValueError("the path must end at a list of objects or an object of objects")
     return value
+
+
+def chosen(rows: list[dict[str, Any]], where: str) -> list[dict[str, Any]]:
+    """Those rows whose values are all as `where` says: `key = value, key = value`; it must leave some."""
+    wanted = [[part.strip() for part in condition.split("=")] for condition in where.split(",") if condition]
+    for pair in wanted:
+        if len(pair) != 2:
+            raise ValueError(f":where: {where!r}: write `key = value, key = value`")
+    rows = [row for row in rows if all(str(step(row, key, key)) == value for key, value in wanted)]
+    if not rows:
+        raise ValueError(f":where: {where!r} leaves no row")
+    return rows
 
 
 class Provenance(SphinxDirective):

@@ -74,6 +74,7 @@ def numbers(text: str) -> tuple[int, ...]:
 
 def run(args: argparse.Namespace) -> int:
     """Run the suite, print its tables, and write the JSON."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own chatter; read when PyTorch loads
     import torch
 
     if args.suite != "cpu" and not torch.cuda.is_available():

@@ -143,10 +143,10 @@ def _backward_kernel(
 # --- launching them
 
 
-def tile(C: int) -> tuple[int, int, int]:
-    """Rows and columns of a program's tile, and its warps."""
+def tile(C: int, mixed: bool = False) -> tuple[int, int, int]:
+    """Rows and columns of a program's tile, and its warps; fewer rows where two dtypes meet, or registers spill."""
     BLOCK_C = power_of_2(C)
-    BLOCK_R = max(1, min(16, TILE // 2 // BLOCK_C))
+    BLOCK_R = max(1, min(8 if mixed else 16, TILE // 2 // BLOCK_C))
     return BLOCK_R, BLOCK_C, 4 if BLOCK_R * BLOCK_C <= TILE else 8
 
 
@@ -177,7 +177,7 @@ def _norm(
     residual = x if residual is None else residual.contiguous()
     y, total = outputs(x, mode, dtype, wide)
     mean, rstd = (torch.empty(_rows(x), dtype=torch.float32, device=x.device) for _ in range(2))
-    BLOCK_R, BLOCK_C, warps = tile(C)
+    BLOCK_R, BLOCK_C, warps = tile(C, mixed=len({x.dtype, residual.dtype, dtype}) > 1)
     grid = (ceil_div(_rows(x), BLOCK_R),)
     weight, bias = weight.contiguous(), bias.contiguous()
     if x.numel():
@@ -205,7 +205,7 @@ def _norm_backward(
     x, dy, C = x.contiguous(), dy.contiguous(), x.shape[-1]
     dsum = dy if dsum is None else dsum.contiguous()
     dx, rows = torch.empty_like(x), _rows(x)
-    BLOCK_R, BLOCK_C, warps = tile(C)
+    BLOCK_R, BLOCK_C, warps = tile(C, mixed=dy.dtype != x.dtype)
     dweight, dbias = partial_sums(x, rows)
     args = (dy, dsum, x, weight.contiguous(), mean, rstd, dx, dweight, dbias, rows, C, mode, BLOCK_R, BLOCK_C)
     _backward_kernel[(len(dweight),)](*args, num_warps=warps)
@@ -382,12 +382,12 @@ def specs() -> list[Spec]:
     """The launches to compile for a report: stages 1 and 4 of Swin-T at batch 32."""
     found = []
     for C, rows in ((96, 32 * 56 * 56), (768, 32 * 7 * 7)):
-        BLOCK_R, BLOCK_C, warps = tile(C)
         for mode, name, wide in (
             (PLAIN, f"layer_norm[C={C}]", ()),
             (PRE, f"add_layer_norm[C={C}]", ()),
             (PRE, f"add_layer_norm[C={C}, fp32 sum]", ("x_ptr", "sum_ptr", "dsum_ptr", "dx_ptr")),
         ):
+            BLOCK_R, BLOCK_C, warps = tile(C, mixed=bool(wide))
             tiles = {"BLOCK_R": BLOCK_R, "BLOCK_C": BLOCK_C, "MODE": mode}
             found += norm_specs(
                 name, (_forward_kernel, _backward_kernel), {"rows": rows, "C": C}, tiles, warps, wide

@@ -189,7 +189,8 @@ def _reverse_unshift(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """`(y, sum, mean, rstd)`, y in `dtype`, sum in `wide`; sum is empty unless `mode` is PRE."""
     windows, shortcut = windows.contiguous(), shortcut.contiguous()
-    rows, C, (BLOCK_R, BLOCK_C, warps) = count_rows(windows), windows.shape[-1], tile(windows.shape[-1])
+    rows, C = count_rows(windows), windows.shape[-1]
+    BLOCK_R, BLOCK_C, warps = tile(C, mixed=windows.dtype != shortcut.dtype)
     y, total = outputs(shortcut, mode, dtype, wide)
     mean, rstd = (torch.empty(rows, dtype=torch.float32, device=windows.device) for _ in range(2))
     if rows:
@@ -219,7 +220,8 @@ def _reverse_unshift_backward(
     shortcut_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """`(dwindows, dshortcut, dweight, dbias)` for the rows `x` that were normalised; dshortcut in mode PRE only."""
-    (BLOCK_R, BLOCK_C, warps), rows, dy = tile(x.shape[-1]), len(mean), dy.contiguous()
+    BLOCK_R, BLOCK_C, warps = tile(x.shape[-1], mixed=windows_dtype != shortcut_dtype)
+    rows, dy = len(mean), dy.contiguous()
     dwindows = windows_of(dy, layout, windows_dtype)
     dshortcut = dy.new_empty(dy.shape if mode == PRE else 0, dtype=shortcut_dtype)
     dweight, dbias = partial_sums(dy, rows)
@@ -406,12 +408,13 @@ def specs() -> list[Spec]:
     """The launches to compile for a report."""
     found = []
     for C, side in STAGES:
-        sizes, (tiles, warps) = window_scalars(C, side), window_tiles(C)
+        sizes = window_scalars(C, side)
         for mode, order, wide in (
             (PRE, "pre", ()),
             (POST, "post", ()),
             (PRE, "pre, fp32 sum", ("shortcut_ptr", "sum_ptr", "dsum_ptr", "x_ptr", "dshortcut_ptr")),
         ):
-            label, chosen = f"reverse_unshift[C={C}, {order}]", tiles | {"MODE": mode}
-            found += norm_specs(label, (_forward_kernel, _backward_kernel), sizes, chosen, warps, wide)
+            label, (tiles, warps) = f"reverse_unshift[C={C}, {order}]", window_tiles(C, mixed=bool(wide))
+            tiles["MODE"] = mode
+            found += norm_specs(label, (_forward_kernel, _backward_kernel), sizes, tiles, warps, wide)
     return found

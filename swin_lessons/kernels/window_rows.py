@@ -265,9 +265,9 @@ def window_scalars(C: int, side: int) -> dict[str, int]:
     return {"rows": 32 * side * side, "C": C, "H": side, "W": side, "shift_y": 3, "shift_x": 3}
 
 
-def window_tiles(C: int) -> tuple[dict[str, int], int]:
+def window_tiles(C: int, mixed: bool = False) -> tuple[dict[str, int], int]:
     """Constants of the kernels, and warps."""
-    BLOCK_R, BLOCK_C, warps = tile(C)
+    BLOCK_R, BLOCK_C, warps = tile(C, mixed)
     return {"WINDOW_H": 7, "WINDOW_W": 7, "BLOCK_R": BLOCK_R, "BLOCK_C": BLOCK_C}, warps
 
 

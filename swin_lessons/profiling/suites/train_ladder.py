@@ -42,6 +42,7 @@ MODELS = (
 SMALL_MODELS = ("swin_lesson_c48", "swinv2_lesson_c64")  # without a GPU
 STEPS = 10  # of training, after which losses are compared
 CHECKED = 8  # images whose gradients are compared
+LOSS_TOLERANCE = 0.05  # relative, after the last of these steps
 INTERPRETED = 2  # images and steps of rungs that run in the interpreter
 BASE = "eager fp32"
 BARS = {"whole over eager fp32": 2.85, "whole over torch.compile with AMP": 1.15}
@@ -156,10 +157,10 @@ class Climber:
         self.called: Any = torch.compile(self.model) if rung.compiled else self.model
 
     def check(self, base: Climber, count: int) -> dict[str, Any]:
-        """Gradients against those of `base`, then a few steps from the same weights.
+        """Gradients against those of `base`, then the losses of a few steps from the same weights.
 
         Raises:
-            ArithmeticError: the gradients differ by more than the precision explains.
+            ArithmeticError: the gradients or the last losses differ by more than the precision explains.
         """
         few = min(CHECKED, count)
         x, y = _batch(self.spec, few, self.device)
@@ -167,10 +168,14 @@ class Climber:
         tolerance = "fp32" if self.rung.precision == "fp32" else "bf16"
         difference = check_equal(self.rung.name, self.gradients(x, y), expected, tolerance)
         steps = STEPS if count > INTERPRETED else INTERPRETED
-        start = {name: value.clone() for name, value in self.model.state_dict().items()}
-        losses = self.losses(steps, count)
-        self.model.load_state_dict(start)
-        return {"relative_difference": difference, "steps": steps, "images": count, "losses": losses}
+        losses, expected_losses = self.losses(steps, count), base.losses(steps, count)
+        if not abs(losses[-1] - expected_losses[-1]) <= LOSS_TOLERANCE * expected_losses[-1]:
+            raise ArithmeticError(
+                f"{self.rung.name}: after {steps} steps the loss is {losses[-1]:.4f}, that of {base.rung.name} "
+                f"{expected_losses[-1]:.4f}: it trains differently, so nothing is timed"
+            )
+        found = {"relative_difference": difference, "steps": steps, "images": count, "peak_bytes": None}
+        return found | {"losses": losses, "eager_losses": expected_losses}
 
     def gradients(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         """Of the mean cross-entropy, by parameter."""
@@ -183,10 +188,13 @@ class Climber:
         return found
 
     def losses(self, steps: int, count: int) -> list[float]:
-        """Of `steps` steps of training on one batch of `count` images."""
+        """Of `steps` steps of training on one batch of `count` images; the weights are put back."""
         x, y = _batch(self.spec, count, self.device)
+        start = {name: value.clone() for name, value in self.model.state_dict().items()}
         step = self.step(x, y, lr=1e-4)
-        return [step().item() for _ in range(steps)]
+        losses = [step().item() for _ in range(steps)]
+        self.model.load_state_dict(start)
+        return losses
 
     def step(self, x: Tensor, y: Tensor, lr: float) -> Callable[[], Tensor]:
         """A step of the training loop, which returns the loss."""
@@ -272,7 +280,8 @@ def gains(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [
         {key: row[key] for key in ("model", "half", "batch", "speedup", "images_per_second")}
         | {"short": short_name(row["model"]), "rung": row["name"]}
-        | {"article": ARTICLE.get(row["name"].removeprefix("+ ")), "loss": row["losses"][-1]}
+        | {"article": ARTICLE.get(row["name"].removeprefix("+ ")) if row["device"] == "cuda" else None}
+        | {"loss": row["losses"][-1], "eager_loss": row["eager_losses"][-1]}
         | {"peak_gib": row["peak_bytes"] / 2**30 if row.get("peak_bytes") else None}
         for row in rows
     ]
@@ -314,7 +323,9 @@ def _ratio(case: list[dict[str, Any]], bar: str) -> float | None:
 
 def summary(result: dict[str, Any]) -> str:
     """The gains, a line a rung, and the bars."""
-    lines = [f"{'':28s}{'half':6s}{'batch':>6s}{'images/s':>10s}{'gain':>8s}{'article':>9s}{'loss':>8s}"]
+    lines = [
+        f"{'':28s}{'half':6s}{'batch':>6s}{'images/s':>10s}{'gain':>8s}{'article':>9s}{'loss':>8s}{'eager':>8s}"
+    ]
     for r in result["tables"]["gains"]:
         gain = (
             ("-", "-") if r["speedup"] is None else (f"{r['images_per_second']:.1f}", f"{r['speedup']:.2f}x")
@@ -322,7 +333,7 @@ def summary(result: dict[str, Any]) -> str:
         article = f"{r['article']:.2f}x" if r["article"] else ""
         lines.append(
             f"{r['short'] + ' ' + r['rung']:28s}{r['half']:6s}{r['batch']:6d}{gain[0]:>10s}{gain[1]:>8s}{article:>9s}"
-            f"{r['loss']:8.4f}"
+            f"{r['loss']:8.4f}{r['eager_loss']:8.4f}"
         )
     for b in result["tables"]["bars"]:
         lines.append(
