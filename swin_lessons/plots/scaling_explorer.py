@@ -101,7 +101,7 @@ def scaling_explorer(
         ],
         "start": vars(start),
     }
-    work = Work(next(iter(models.values())), start.milliseconds / 1000, overlap=start.overlap / 100)
+    work = Work(next(iter(models.values())), start.milliseconds / 1000)
     curves = {
         name: [ddp_step(work, cluster_of(start.gpus, n, pair)) for n in NODES] for name, pair in links.items()
     }
@@ -118,5 +118,5 @@ def show_scaling(curves: Mapping[str, Sequence[StepTime]], devices: Sequence[int
     ax.set_xscale("log", base=2)
     ax.set(xticks=devices, xticklabels=[str(n) for n in devices], ylim=(0, 104))
     ax.set(xlabel="GPUs", ylabel="efficiency in %")
-    ax.legend(loc="lower left")
+    ax.legend(loc="lower left", bbox_to_anchor=(0.0, 0.28))
     return figure
