@@ -56,13 +56,22 @@ LINKS = {  # peaks of the makers; no ring reaches them whole
 
 @dataclass(frozen=True)
 class Start:
-    """What the calculator shows first: images and milliseconds of a pass on one GPU, GPUs, overlap in percent."""
+    """What the calculator shows first.
+
+    Attributes:
+        images, milliseconds: of a pass on one GPU.
+        gpus: of a node.
+        nodes: how many.
+        overlap: percent of a pass.
+        links: which of the list, from 0.
+    """
 
     images: int = 128
     milliseconds: float = 100.0
     gpus: int = 8
-    nodes: int = 1
+    nodes: int = 2
     overlap: float = 50.0
+    links: int = 3
 
 
 START = Start()

@@ -157,7 +157,8 @@ class Card:
         rate = self.product_share * self.rates[cost.precision]
         bandwidth = self.memory_share * self.bandwidth
         parts = [*cost.kinds.values(), cost.update]
-        return sum(max(w.flops / rate, w.bytes / bandwidth) for w in parts) + self.gap * cost.total.launches
+        busy = sum(max(w.flops / rate, w.bytes / bandwidth) for w in parts)
+        return busy + self.gap * cost.total.launches
 
     def host_seconds(self, cost: RungCost) -> float:
         """To start all operations, one after the other."""

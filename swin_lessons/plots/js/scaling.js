@@ -7,11 +7,13 @@ function build(data, ui) {
   const method = ui.choice("Method", ["DDP", "FSDP2"]);
   const sent = ui.choice("Numbers travel in", ["4 bytes (fp32)", "2 bytes (fp16, bf16)"]);
   const again = ui.button("Start again", () => {
-    selects.forEach((select) => { select.selectedIndex = 0; });
+    reset();
     fields.forEach((field) => field.set(field.start));
     ui.draw();
   });
   const bar = again.parentNode, selects = [...bar.querySelectorAll("select")];
+  const reset = () => selects.forEach((select, i) => { select.selectedIndex = i === 1 ? start.links : 0; });
+  reset();
 
   // The numbers that belong to what is chosen.
   function fill() {
@@ -22,7 +24,7 @@ function build(data, ui) {
 
   // A number of the reader's; one that cannot be is marked, and the last good one counts. `choice`: becomes "my own".
   function number(name, first, { least = 1e-6, most = 1e9, step = "any", choice = null } = {}) {
-    const input = make("input", { type: "number", min: least, max: most, step, style: "width: 6.5em" });
+    const input = make("input", { type: "number", min: least, max: most, step, style: "width: 7.5em" });
     input.id = `${again.closest("figure").id}-number-${fields.length}`;
     const field = { name, start: first };
     const read = () => {
@@ -52,8 +54,8 @@ function build(data, ui) {
   const passes = number("Passes a step", 1, whole);
   const gpus = number("GPUs a node", start.gpus, whole);
   const nodes = number("Nodes", start.nodes, whole);
-  const within = number("Within a node (GB/s a GPU)", data.links[0].within, { choice: selects[1] });
-  const between = number("Between nodes (GB/s a node)", data.links[0].between, { choice: selects[1] });
+  const within = number("Within a node (GB/s a GPU)", data.links[start.links].within, { choice: selects[1] });
+  const between = number("Between nodes (GB/s a node)", data.links[start.links].between, { choice: selects[1] });
   const overlap = number("Overlap (% of a pass)", start.overlap, { least: 0, most: 100 });
 
   const time = ui.board("A step, from left to right", 6, 24, null, 336);
@@ -78,10 +80,10 @@ function build(data, ui) {
   function draw(now) {
     const wide = 23 / now.total, hidden = now.communication - now.exposed, x = 0.5;
     time.clear();
-    time.text(0.2, 1.5, "the GPU computes", BLACK, 0.9);
+    time.text(0.2, 3.9, "the GPU computes", BLACK, 0.9);
     time.canvas.setAttribute("aria-label", `The GPU computes for ${ms(now.compute)} and waits for ${ms(now.exposed)}`);
     time.fill(1.3, x, BLUE, 1.4, now.compute * wide);
-    time.text(3.1, 1.5, "the network sends", BLACK, 0.9);
+    time.text(3.1, 3.9, "the network sends", BLACK, 0.9);
     time.fill(4.2, x + (now.compute - hidden) * wide, SKY, 1.4, hidden * wide);
     time.fill(4.2, x + now.compute * wide, ORANGE, 1.4, now.exposed * wide);
   }
