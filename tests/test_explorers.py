@@ -15,11 +15,12 @@ from test_plots import Page  # noqa: E402
 from swin_lessons.models import SwinConfig, SwinTransformer, create_model  # noqa: E402
 from swin_lessons.models.attention import WindowAttention  # noqa: E402
 from swin_lessons.models.attention_maps import attention_maps  # noqa: E402
-from swin_lessons.plots import reach_explorer  # noqa: E402
+from swin_lessons.plots import reach_explorer, scaling_explorer  # noqa: E402
 from swin_lessons.plots.bias import bias_explorer, by_offset  # noqa: E402
 from swin_lessons.plots.explorer import explorer, script  # noqa: E402
 from swin_lessons.plots.explorers import attention_explorer, position_explorer, shift_explorer  # noqa: E402
 from swin_lessons.plots.sliders import picture, png_of  # noqa: E402
+from swin_lessons.training.scaling import Cluster  # noqa: E402
 
 IMAGE = np.linspace(0, 1, 32 * 32 * 3).reshape(32, 32, 3)
 
@@ -107,7 +108,7 @@ def test_words_cannot_break_out_of_an_explorer():
 
 
 def test_scripts_are_small_and_have_no_comment_lines():
-    for name in ("core", "shift", "position", "attention"):
+    for name in ("core", "shift", "position", "attention", "scaling"):
         text = script(name)
         assert 500 < len(text) < 12000
         assert "\n//" not in text
@@ -200,3 +201,26 @@ def test_a_field_grows_from_block_to_block():
     assert reach_explorer.fields(layers, 0, 3) == [(4, 11), (0, 15), (0, 15), (0, 15)]  # from 8 x 8 tokens
     assert reach_explorer.fields(layers[:2], 0, 3) == [(2, 5), (0, 7)]
     assert reach_explorer.fields(layers[:1], 1, 3) == [(0, 3)]
+
+
+# --- the scaling calculator
+
+
+def test_the_models_of_the_calculator_are_the_published_ones():
+    names = [f"swin_{size}_patch4_window7_224" for size in ("tiny", "small", "base", "large")]
+    with torch.device("meta"):
+        models = [create_model(name) for name in (*names, "swinv2_giant_window12_192")]
+    assert list(scaling_explorer.MODELS.values()) == [sum(p.numel() for p in m.parameters()) for m in models]
+
+
+def test_a_ring_is_as_fast_as_its_slowest_part():
+    links = scaling_explorer.Links(within=300.0, between=200.0)
+    assert scaling_explorer.cluster_of(8, 1, links) == Cluster(8, 300.0)
+    assert scaling_explorer.cluster_of(8, 2, links) == Cluster(16, 200.0)
+    assert scaling_explorer.cluster_of(4, 2, scaling_explorer.Links(9.0, 200.0)) == Cluster(8, 9.0)
+
+
+def test_the_calculator_has_a_printed_form():
+    page = Page(scaling_explorer.scaling_explorer().data)
+    assert (page.found["img"][0]["src"] or "").startswith("data:image/png;base64,")
+    assert len(json.loads(page.scripts[0])["links"]) == len(scaling_explorer.LINKS)

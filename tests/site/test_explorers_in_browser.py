@@ -19,7 +19,9 @@ from swin_lessons.models.windows import cyclic_shift, relative_position_index, s
 from swin_lessons.plots.bias import bias_explorer
 from swin_lessons.plots.explorers import attention_explorer, position_explorer, shift_explorer
 from swin_lessons.plots.reach_explorer import reach_explorer
+from swin_lessons.plots.scaling_explorer import LINKS, MODELS, Links, cluster_of, scaling_explorer
 from swin_lessons.plots.sliders import frame_slider, png_of
+from swin_lessons.training import scaling
 
 IMAGE = np.random.default_rng(0).random((64, 64, 3))
 
@@ -231,3 +233,102 @@ def test_two_explorers_of_one_kind_do_not_disturb_each_other(show):
     assert [page.evaluate(read, id) for id in "ab"] == [3, 4]
     ids = page.evaluate("() => [...document.querySelectorAll('[id]')].map(e => e.id)")
     assert len(ids) == len(set(ids))
+
+
+# --- the scaling calculator
+
+NUMBERS = {  # label -> name here
+    "Parameters (millions)": "millions",
+    "A pass on one GPU (ms)": "ms",
+    "Passes a step": "passes",
+    "GPUs a node": "gpus",
+    "Nodes": "nodes",
+    "Within a node (GB/s a GPU)": "within",
+    "Between nodes (GB/s a node)": "between",
+    "Overlap (% of a pass)": "overlap",
+    "Images a GPU and pass": "images",
+}
+ONE = {"millions": 28, "ms": 100, "passes": 1, "gpus": 8, "nodes": 1, "within": 300, "between": 200}
+ONE |= {"overlap": 50, "images": 128}
+CLUSTERS = [
+    ("DDP", 4, ONE),
+    ("DDP", 4, ONE | {"gpus": 1}),
+    ("DDP", 2, ONE | {"millions": 3001.9, "nodes": 16, "within": 31.5, "between": 1.25, "overlap": 12.5}),
+    ("DDP", 4, ONE | {"passes": 4, "nodes": 3, "between": 0.1, "ms": 71.3}),
+    ("FSDP2", 2, ONE | {"millions": 196.5, "nodes": 64, "between": 1.25, "overlap": 0}),
+    ("FSDP2", 4, ONE | {"passes": 2, "gpus": 4, "nodes": 2, "within": 2, "between": 9}),
+]
+
+
+@pytest.mark.parametrize(("method", "nbytes", "numbers"), CLUSTERS)
+def test_the_calculator_is_the_package(show, method, nbytes, numbers):
+    page = show(scaling_explorer().data)
+    page.get_by_label("Method", exact=True).select_option(method)
+    page.get_by_label("Numbers travel in", exact=True).select_option(index=[4, 2].index(nbytes))
+    for label, name in NUMBERS.items():
+        page.get_by_label(label, exact=True).fill(str(numbers[name]))
+    links = Links(numbers["within"] * 1e9, numbers["between"] * 1e9)
+    cluster = cluster_of(numbers["gpus"], numbers["nodes"], links)
+    compute = numbers["passes"] * numbers["ms"] / 1000
+    work = scaling.Work(
+        round(numbers["millions"] * 1e6),
+        compute,
+        overlap=numbers["overlap"] / 100,
+        passes=numbers["passes"],
+        param_bytes=nbytes,
+        gradient_bytes=nbytes,
+    )
+    step = (scaling.ddp_step if method == "DDP" else scaling.fsdp_step)(work, cluster)
+    found = state(page)
+    expected = {
+        "bytes": step.bytes_sent,
+        "communication": step.communication,
+        "exposed": step.exposed,
+        "total": step.total,
+        "efficiency": step.efficiency,
+        "images": cluster.devices * numbers["passes"] * numbers["images"] / step.total,
+        "state": 16 * work.params / (1 if method == "DDP" else cluster.devices),
+    }
+    assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-9, abs=1e-12)
+    assert found["bad"] == []
+    assert found["chosen"][:2] == [len(MODELS), len(LINKS)]  # "my own", since numbers were typed
+    words = page.locator("output[aria-live]").inner_text()
+    assert words.endswith(f"efficiency {100 * step.efficiency:.1f} %.")
+
+
+def test_a_list_of_the_calculator_fills_the_numbers(show):
+    page = show(scaling_explorer().data)
+    for name, params in MODELS.items():
+        page.get_by_label("Model", exact=True).select_option(name)
+        assert page.get_by_label("Parameters (millions)").input_value() == f"{params / 1e6:.6f}".rstrip("0")
+    for name, links in LINKS.items():
+        page.get_by_label("Links", exact=True).select_option(name)
+        for label, value in (("Within a node", links.within), ("Between nodes", links.between)):
+            assert float(page.get_by_label(label).input_value()) == value / 1e9
+    before = state(page)
+    page.get_by_role("button", name="Start again").click()
+    assert state(page)["chosen"] == [0, 3, 0, 0]
+    assert state(page)["bytes"] < before["bytes"]
+
+
+@pytest.mark.parametrize(
+    ("label", "typed"),
+    [("Nodes", "0"), ("GPUs a node", "2.5"), ("Nodes", ""), ("Overlap (% of a pass)", "101")],
+)
+def test_a_number_that_cannot_be_is_named_and_does_not_count(show, label, typed):
+    page = show(scaling_explorer().data)
+    before = state(page)
+    page.get_by_label(label, exact=True).fill(typed)
+    found = state(page)
+    assert found.pop("bad") == [label]
+    assert found.items() <= before.items()
+    assert page.get_by_label(label, exact=True).get_attribute("aria-invalid") == "true"
+    assert "this number cannot be" in page.locator("output[aria-live]").inner_text()
+
+
+def test_the_calculator_needs_no_mouse_and_fits_a_telephone(show):
+    page = show(scaling_explorer().data, viewport={"width": 360, "height": 740})
+    page.get_by_label("Nodes", exact=True).focus()
+    page.keyboard.press("ArrowUp")
+    assert state(page)["devices"] == 24
+    assert page.evaluate("() => document.documentElement.scrollWidth") <= 360
