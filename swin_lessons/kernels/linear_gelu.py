@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..models.fast import autocast_on
 from .cost import Cost
 from .launch import ceil_div, interpreting, multiprocessors, tl, triton, use_triton
 from .spec import Spec
@@ -251,7 +252,7 @@ def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, *, impl: str = "auto") 
         ValueError: shapes, dtypes or devices that do not fit; with impl="triton", a dtype other than fp32, fp16 and
             bf16.
     """
-    if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:
+    if autocast_on(x.device) and x.dtype != torch.float64:
         x, weight, bias = (t.to(torch.get_autocast_dtype(x.device.type)) for t in (x, weight, bias))
     _check(x, weight, bias)
     if not use_triton(impl, x):

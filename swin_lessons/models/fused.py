@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from .fast import is_plain
+from .fast import autocast_on, is_plain
 from .windows import Size, fit_window, pad_to_windows, shift_mask, windows_along
 
 if TYPE_CHECKING:
@@ -168,8 +168,7 @@ class FusedBlock:
 
 def read_dtype(x: Tensor) -> torch.dtype:
     """What a linear layer would read `x` in: under autocast its dtype, so that no pass is spent on the cast."""
-    kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    return torch.get_autocast_dtype(x.device.type) if autocast_on(x.device) else x.dtype
 
 
 def _drops(drop_path: DropPath) -> bool:

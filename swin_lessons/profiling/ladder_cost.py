@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -60,12 +61,12 @@ def _cast(value: Any, dtype: torch.dtype | None) -> Any:
 
 @contextmanager
 def _on_paper(half: bool) -> Iterator[None]:
-    """Fused kernels take tensors on the meta device, and hear of autocast, which PyTorch does not know there."""
-    from swin_lessons.kernels import launch
+    """Fused kernels hear of autocast on the meta device, where PyTorch knows none."""
+    from swin_lessons.models import fused
 
     with (
-        patch.object(launch, "_obstacle", lambda x: ""),
-        patch.object(torch, "is_autocast_enabled", lambda *_: half),
+        patch.object(fused, "autocast_on", lambda _: half),
+        patch.object(import_module("swin_lessons.kernels.linear_gelu"), "autocast_on", lambda _: half),
         patch.object(torch, "get_autocast_dtype", lambda *_: torch.float16),
         AmpOnPaper() if half else nullcontext(),
     ):

@@ -136,6 +136,17 @@ def test_a_replaced_or_watched_layer_is_called():
     assert seen == ["fc1"]
 
 
+@pytest.mark.parametrize("version", [1, 2])
+def test_shapes_alone_on_the_meta_device(version):
+    from swin_lessons.profiling import count_macs
+
+    _, model = pair(version, {"kernels": "triton", "attention": "triton"})
+    counted = count_macs(model, (1, 36, 52)).total
+    model = model.to("meta")
+    assert model(torch.empty(2, 1, 36, 52, device="meta")).shape == (2, 5)
+    assert count_macs(model, (1, 36, 52)).total == counted
+
+
 def test_parts_have_names():
     assert kernel_parts("torch") == frozenset()
     assert kernel_parts("triton") == {"norm", "windows", "mlp"}
