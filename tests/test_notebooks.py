@@ -144,7 +144,7 @@ def definition(source: str, name: str) -> str | None:
 def package_source(dotted: str) -> tuple[str, str]:
     """The source of the module in which `module.name` is written, and the name."""
     module_name, _, name = dotted.rpartition(".")
-    value = getattr(importlib.import_module(module_name), name)
+    value = inspect.unwrap(getattr(importlib.import_module(module_name), name))  # not its decorator
     return Path(inspect.getsourcefile(value)).read_text(encoding="utf-8"), name  # type: ignore[arg-type]
 
 
@@ -250,6 +250,11 @@ def test_a_retyped_function_must_be_the_package_s() -> None:
     )
     assert unlike_the_package(code(text.replace('"__main__.py"', '"main.py"', 1), tags=tag))
     assert unlike_the_package(code("x = 1", tags=tag))
+
+
+def test_a_decorated_function_is_sought_in_its_own_module() -> None:
+    source, name = package_source("swin_lessons.training.precision.float32_products")  # a context manager
+    assert definition(source, name) is not None
 
 
 # --- stamps -----------------------------------------------------------------------------------------
