@@ -146,6 +146,7 @@ def package_source(dotted: str) -> tuple[str, str]:
     module_name, _, name = dotted.rpartition(".")
     value = getattr(importlib.import_module(module_name), name)
     value = getattr(value, "fn", value)  # a kernel: the function inside Triton's wrapper
+    value = inspect.unwrap(getattr(importlib.import_module(module_name), name))  # not its decorator
     return Path(inspect.getsourcefile(value)).read_text(encoding="utf-8"), name  # type: ignore[arg-type]
 
 
@@ -251,6 +252,11 @@ def test_a_retyped_function_must_be_the_package_s() -> None:
     )
     assert unlike_the_package(code(text.replace('"__main__.py"', '"main.py"', 1), tags=tag))
     assert unlike_the_package(code("x = 1", tags=tag))
+
+
+def test_a_decorated_function_is_sought_in_its_own_module() -> None:
+    source, name = package_source("swin_lessons.training.precision.float32_products")  # a context manager
+    assert definition(source, name) is not None
 
 
 # --- stamps -----------------------------------------------------------------------------------------
