@@ -146,7 +146,7 @@ def package_source(dotted: str) -> tuple[str, str]:
     module_name, _, name = dotted.rpartition(".")
     value = getattr(importlib.import_module(module_name), name)
     value = getattr(value, "fn", value)  # a kernel: the function inside Triton's wrapper
-    value = inspect.unwrap(getattr(importlib.import_module(module_name), name))  # not its decorator
+    value = inspect.unwrap(value)  # not its decorator
     return Path(inspect.getsourcefile(value)).read_text(encoding="utf-8"), name  # type: ignore[arg-type]
 
 
