@@ -1,21 +1,15 @@
 """Which instructions a compiled kernel holds, and how many: enough to see work that is done twice. Nothing runs."""
 
 import inspect
-import json
-import os
 import re
 import runpy
-import subprocess
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .launch import HAS_TRITON, interpreting
-from .report import ARCHITECTURES, all_specs, read_cubin
+from .report import check_compiler, compile_spec, compiling, in_a_process, read_cubin, spec_named
 from .spec import Spec
 
 
@@ -33,17 +27,13 @@ def count_instructions(
         dtype: "fp32", "fp16" or "bf16".
 
     Raises:
-        ValueError: no such kernel or target.
+        ValueError: no such kernel, target or argument.
         ImportError: triton is not installed.
     """
-    if not HAS_TRITON:
-        raise ImportError("compiling kernels needs triton: pip install triton (Linux)")
-    if target not in ARCHITECTURES:
-        raise ValueError(f"target={target!r}: choose one of {', '.join(ARCHITECTURES)}")
-    if name not in {spec.name for spec in all_specs()}:
-        raise ValueError(f"there is no kernel {name!r}; compile_report() lists them")
-    wanted = (name, [dict(change) for change in changes], target, dtype)
-    return _in_a_process("_count", *wanted) if interpreting() else _count(*wanted)
+    check_compiler(target)
+    for change in changes:
+        spec_named(name).changed(change)  # a wrong name is an error here
+    return compiling(_count, name, [dict(change) for change in changes], target, dtype)
 
 
 def count_in(
@@ -65,24 +55,18 @@ def count_in(
         dtype: "fp32", "fp16" or "bf16".
 
     Raises:
+        ValueError: no such target.
         ImportError: triton is not installed.
     """
-    if not HAS_TRITON:
-        raise ImportError("compiling kernels needs triton: pip install triton (Linux)")
+    check_compiler(target)
     source = "import triton\nimport triton.language as tl\n\n\n" + inspect.getsource(kernel.fn)
     wanted = (source, kernel.fn.__name__, dict(scalars), dict(constants), num_warps, target, dtype)
-    return _in_a_process("_count_source", *wanted)
+    return in_a_process(_count_source, *wanted)
 
 
 def _count(name: str, changes: list[dict[str, int]], target: str, dtype: str) -> list[dict[str, int]]:
-    spec = next(spec for spec in all_specs() if spec.name == name)
-    found = []
-    for change in changes:
-        constants = {k: v for k, v in change.items() if k != "num_warps"}
-        warps = change.get("num_warps", spec.num_warps)
-        other = replace(spec, constants={**spec.constants, **constants}, num_warps=warps)
-        found.append(_compile(other, target, dtype))
-    return found
+    spec = spec_named(name)
+    return [_instructions(spec.changed(change), target, dtype) for change in changes]
 
 
 def _count_source(
@@ -92,37 +76,14 @@ def _count_source(
         path = Path(folder) / "own_kernel.py"  # Triton reads the source of a kernel from its file
         path.write_text(source)
         spec = Spec(name, runpy.run_path(str(path))[name], {}, scalars, constants, warps, 1)
-        return _compile(spec, target, dtype)
+        return _instructions(spec, target, dtype)
 
 
-def _compile(spec: Spec, target: str, dtype: str) -> dict[str, int]:
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    source = ASTSource(spec.kernel, *spec.source(dtype))
-    options = {"num_warps": spec.num_warps, "num_stages": spec.num_stages}
-    made = triton.compile(source, GPUTarget("cuda", int(target[3:]), 32), options)
-    return opcodes(read_cubin(made.asm["cubin"])[2])
+def _instructions(spec: Spec, target: str, dtype: str) -> dict[str, int]:
+    return opcodes(read_cubin(compile_spec(spec, target, dtype).asm["cubin"])[2])
 
 
 def opcodes(code: str) -> dict[str, int]:
     """How often each operation occurs in machine code as text, its modifiers left out."""
     lines = re.findall(r"/\*[0-9a-f]{4,6}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9]*)", code)
     return dict(Counter(lines).most_common())
-
-
-def _in_a_process(function: str, *wanted: Any) -> Any:
-    """As for `compile_report`: what is interpreted here can be compiled in another process."""
-    code = "import json, sys; from swin_lessons.kernels import instructions; "
-    code += f"print(json.dumps(instructions.{function}(*json.load(sys.stdin))))"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        input=json.dumps(wanted),
-        env={**os.environ, "TRITON_INTERPRET": "0"},
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode:
-        raise RuntimeError(f"compiling failed: {done.stderr[-2000:]}")
-    return json.loads(done.stdout.splitlines()[-1])

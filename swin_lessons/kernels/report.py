@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import import_module
@@ -98,27 +98,47 @@ def compile_report(
         ValueError: an unknown `op` or `target`.
         ImportError: triton is not installed.
     """
-    if not HAS_TRITON:
-        raise ImportError("compiling kernels needs triton: pip install triton (Linux)")
-    if target not in ARCHITECTURES:
-        raise ValueError(f"target={target!r}: choose one of {', '.join(ARCHITECTURES)}")
+    check_compiler(target)
     names = [spec.name for spec in all_specs() if spec.name.startswith(op or "")]
     if not names:
         known = sorted({spec.name.split("[")[0] for spec in all_specs()})
         raise ValueError(f"there is no kernel {op!r}; choose one of {', '.join(known)}")
-    compiled = _in_a_process if interpreting() else _compile
-    return compiled(names, target, list(dtypes))
+    return compiling(_compile, names, target, list(dtypes))
 
 
-def _in_a_process(*wanted: Any) -> list[dict[str, Any]]:
-    """Where kernels are interpreted, Triton's own functions cannot be compiled: another process can."""
-    code = "import json, sys; from swin_lessons.kernels import report; "
-    code += "print(json.dumps(report._compile(*json.load(sys.stdin))))"
-    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+def check_compiler(target: str = "sm_80") -> None:
+    """Raise ImportError where triton is not installed, and ValueError for an unknown `target`."""
+    if not HAS_TRITON:
+        raise ImportError("compiling kernels needs triton: pip install triton (Linux)")
+    if target not in ARCHITECTURES:
+        raise ValueError(f"target={target!r}: choose one of {', '.join(ARCHITECTURES)}")
+
+
+def spec_named(name: str) -> Spec:
+    """The launch of that name. Raises ValueError where there is none."""
+    found = next((spec for spec in all_specs() if spec.name == name), None)
+    if found is None:
+        raise ValueError(f"there is no kernel {name!r}; compile_report() lists them")
+    return found
+
+
+def compiling(function: Callable[..., Any], *wanted: Any) -> Any:
+    """`function(*wanted)`, which compiles; arguments and result must be fit for JSON.
+
+    Where kernels are interpreted, Triton's own functions cannot be compiled: another process can.
+    """
+    return in_a_process(function, *wanted) if interpreting() else function(*wanted)
+
+
+def in_a_process(function: Callable[..., Any], *wanted: Any) -> Any:
+    """The same in a process of its own, without the interpreter."""
+    name = function.__name__
+    code = f"import json, sys; from {function.__module__} import {name}; "
+    code += f"print(json.dumps({name}(*json.load(sys.stdin))))"
     done = subprocess.run(
         [sys.executable, "-c", code],
         input=json.dumps(wanted),
-        env=environment,
+        env={**os.environ, "TRITON_INTERPRET": "0"},
         capture_output=True,
         text=True,
     )
@@ -129,10 +149,11 @@ def _in_a_process(*wanted: Any) -> list[dict[str, Any]]:
 
 def _compile(names: list[str], target: str, dtypes: list[str]) -> list[dict[str, Any]]:
     chosen = [spec for spec in all_specs() if spec.name in names]
-    return [asdict(_row(spec, target, t)) for spec in chosen for t in dtypes if t in spec.dtypes]
+    return [asdict(row_of(spec, target, t)) for spec in chosen for t in dtypes if t in spec.dtypes]
 
 
-def _row(spec: Spec, target: str, dtype: str) -> Row:
+def compile_spec(spec: Spec, target: str, dtype: str) -> Any:
+    """What Triton's compiler makes of a launch."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -140,7 +161,12 @@ def _row(spec: Spec, target: str, dtype: str) -> Row:
     signature, constants, known = spec.source(dtype)
     source = ASTSource(spec.kernel, signature, constants, known)
     options = {"num_warps": spec.num_warps, "num_stages": spec.num_stages}
-    made = triton.compile(source, GPUTarget("cuda", int(target[3:]), 32), options)
+    return triton.compile(source, GPUTarget("cuda", int(target[3:]), 32), options)
+
+
+def row_of(spec: Spec, target: str, dtype: str) -> Row:
+    """A launch, compiled, as a row of the report."""
+    made = compile_spec(spec, target, dtype)
     shared = made.metadata.shared
     registers, stack, code = read_cubin(made.asm["cubin"])
     return Row(

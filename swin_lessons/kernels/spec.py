@@ -1,7 +1,9 @@
 """One launch of a kernel as a compiler sees it: types, values that it may rely on, constants."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 HALVES = ("fp16", "bf16")
@@ -30,6 +32,19 @@ class Spec:
     num_warps: int = 4
     num_stages: int = 3
     dtypes: tuple[str, ...] = FLOATS
+
+    def changed(self, change: Mapping[str, int]) -> Spec:
+        """The same kernel with other values of `constants` and of `num_warps`.
+
+        Raises:
+            ValueError: a name that is neither.
+        """
+        constants = dict(change)
+        warps = constants.pop("num_warps", self.num_warps)
+        if unknown := sorted(constants.keys() - self.constants.keys()):
+            known = sorted({*self.constants, "num_warps"})
+            raise ValueError(f"{self.name} has no {', '.join(unknown)}; choose from {', '.join(known)}")
+        return replace(self, constants={**self.constants, **constants}, num_warps=warps)
 
     def source(self, dtype: str) -> tuple[dict[str, str], dict[str, Any], dict[tuple[int, ...], list]]:
         """The signature, constants and attributes for Triton's compiler, with tensors of `dtype`."""
