@@ -1,11 +1,11 @@
 """The CPU suite on models of a few thousand parameters: fairness, plan, and what reaches the JSON."""
 
-import contextlib
 import gc
 import json
 
 import pytest
 import torch
+from quiet_show import QuietShow
 from torch import nn
 
 from swin_lessons.cli import main
@@ -16,21 +16,6 @@ from swin_lessons.results import load_result
 
 for library in ("timm", "torchvision", "transformers"):
     pytest.importorskip(library)
-
-
-class Quiet:
-    """A Show that remembers."""
-
-    def __init__(self):
-        self.calls, self.samples, self.texts = [], 0, []
-
-    @contextlib.contextmanager
-    def section(self, title, samples):
-        self.samples += samples
-        yield self.calls.append
-
-    def text(self, text):
-        self.texts.append(text)
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +32,7 @@ def models():
 
 @pytest.mark.parametrize("mode", ["infer", "train"])
 def test_a_case_is_checked_timed_and_complete(models, mode):
-    show, options = Quiet(), BenchOptions()
+    show, options = QuietShow(), BenchOptions()
     rows = cpu.measure(cpu.Case(models.spec, mode, "fp32", 2), models, options, show)
     libraries = ["timm", "ours", "torchvision", "transformers"]
     assert [r["contestant"] for r in rows] == [*libraries, "linear layers alone"]
@@ -67,7 +52,7 @@ def test_another_function_is_not_timed(mode):
             49, 4
         )
     with pytest.raises(ArithmeticError, match="ours differs from the baseline"):
-        cpu.measure(cpu.Case(models.spec, mode, "fp32", 2), models, BenchOptions(), Quiet())
+        cpu.measure(cpu.Case(models.spec, mode, "fp32", 2), models, BenchOptions(), QuietShow())
 
 
 def test_training_leaves_the_weights_and_makes_full_steps(models):
@@ -145,7 +130,7 @@ def test_a_missed_bar_is_explained_by_two_profiles(models, monkeypatch):
     bars = {"ours": 1e9}
     monkeypatch.setattr(cpu, "bar_for", lambda case, c: bars.get(c.name))
     case = cpu.Case(models.spec, "infer", "fp32", 2)
-    rows = cpu.measure(case, models, BenchOptions(), Quiet())
+    rows = cpu.measure(case, models, BenchOptions(), QuietShow())
     assert [r["contestant"] for r in rows if "profile" in r] == ["timm", "ours"]
     monkeypatch.setattr(cpu, "short_name", lambda model: model)
     timm, ours = cpu.profile_table(rows)
@@ -155,7 +140,7 @@ def test_a_missed_bar_is_explained_by_two_profiles(models, monkeypatch):
     assert ours["calls"] > 50
     assert ours["rest"] == pytest.approx(ours["norm"] + ours["elementwise"] + ours["other"])
     bars["ours"] = 0.0  # met: nothing to explain
-    assert cpu.profile_table(cpu.measure(case, models, BenchOptions(), Quiet())) == []
+    assert cpu.profile_table(cpu.measure(case, models, BenchOptions(), QuietShow())) == []
 
 
 @pytest.mark.parametrize(("batch", "micro_batch", "size"), [(32, 4, 4), (33, 4, 3), (37, 5, 1), (32, 64, 32)])

@@ -1,10 +1,10 @@
 """What a GPU will run, on a CPU: every kernel through the interpreter, the training ladder small."""
 
-import contextlib
 import json
 
 import pytest
 import torch
+from quiet_show import QuietShow
 
 from swin_lessons.profiling.peers import SwinSpec, reference_model
 from swin_lessons.profiling.suites import BenchOptions, find_suite, kernels, train_ladder
@@ -13,21 +13,6 @@ pytest.importorskip("triton")
 pytest.importorskip("timm")
 CUDA = torch.cuda.is_available()
 SMALL = SwinSpec("swin_lesson_small", 1, 32, 4, 24, (2, 2), 1, 1, 10)
-
-
-class Quiet:
-    """A Show that counts."""
-
-    def __init__(self):
-        self.calls, self.samples, self.texts = [], 0, []
-
-    @contextlib.contextmanager
-    def section(self, title, samples):
-        self.samples += samples
-        yield self.calls.append
-
-    def text(self, text):
-        self.texts.append(text)
 
 
 # --- kernels
@@ -69,7 +54,7 @@ def test_a_wrong_kernel_ends_the_run():
 
 @pytest.mark.skipif(CUDA, reason="on a GPU there are times")
 def test_without_a_gpu_no_clock_is_read():
-    result = kernels.run(BenchOptions(dtypes=("fp32",)), Quiet())
+    result = kernels.run(BenchOptions(dtypes=("fp32",)), QuietShow())
     assert {"seconds", "bound", "over_eager"} & set().union(*result["rows"]) == set()
     assert all(line["triton"] is None for line in result["tables"]["times"])
     assert kernels.summary(result).count("not timed") == len(result["rows"]) == 16
@@ -110,7 +95,7 @@ def test_rungs_keep_what_they_gained():
 def test_all_rungs_train_alike_and_those_of_pytorch_are_timed():
     """The compiler's rungs apart, which take a minute."""
     rungs = [rung for rung in train_ladder.ladder("bf16", cuda=False) if not rung.compiled]
-    show = Quiet()
+    show = QuietShow()
     weights = reference_model(SMALL).state_dict()
     rows = train_ladder.climb(SMALL, weights, rungs, 4, "bf16", 7, show)
     assert [row["images_per_second"] is not None for row in rows] == [True, True, False, False, False, False]
@@ -172,6 +157,6 @@ def test_gains_stand_beside_the_articles_on_a_gpu_alone():
 def test_names_and_wrong_dtypes():
     assert find_suite("train-ladder") is train_ladder
     with pytest.raises(ValueError, match="dtype=fp32: the ladder's mixed precision is fp16 or bf16"):
-        train_ladder.run(BenchOptions(dtypes=("fp32",)), Quiet())
+        train_ladder.run(BenchOptions(dtypes=("fp32",)), QuietShow())
     with pytest.raises(ValueError, match="suite='ladder' is unknown: use cpu, train_ladder, kernels, gpu"):
         find_suite("ladder")

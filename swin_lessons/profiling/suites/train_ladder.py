@@ -11,7 +11,6 @@ interpreter on two images, where gradients and losses are compared and no clock 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -19,12 +18,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from swin_lessons.models import SwinTransformer
 from swin_lessons.profiling.peak import peak_allocated
 from swin_lessons.profiling.peers import SwinSpec, build, reference_model
 from swin_lessons.profiling.steps import check_equal, images_and_labels
 from swin_lessons.profiling.suites import BenchOptions, Show, check_kernels_run
 from swin_lessons.profiling.suites.cpu import find_spec, short_name
 from swin_lessons.profiling.timing import Comparison, compare
+from swin_lessons.training.checkpoint import TrainState
+from swin_lessons.training.config import TrainConfig
+from swin_lessons.training.loop import train_step
+from swin_lessons.training.optim import param_groups
+from swin_lessons.training.precision import autocast, float32_products, grad_scaler
 
 __all__ = ["ARTICLE", "Rung", "climb", "ladder", "run"]
 
@@ -180,7 +185,7 @@ class Climber:
     def gradients(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         """Of the mean cross-entropy, by parameter."""
         scale = 1024.0 if self.rung.precision == "fp16" else 1.0
-        with self._precision(), _autocast(self.device, self.rung.precision):
+        with float32_products(self.rung.precision), autocast(self.device, self.rung.precision):
             loss = F.cross_entropy(self.called(x).float(), y)
             (loss * scale).backward()
         found = {n: p.grad / scale for n, p in self.model.named_parameters() if p.grad is not None}
@@ -198,17 +203,12 @@ class Climber:
 
     def step(self, x: Tensor, y: Tensor, lr: float) -> Callable[[], Tensor]:
         """A step of the training loop, which returns the loss."""
-        from swin_lessons.training import TrainConfig
-        from swin_lessons.training.checkpoint import TrainState
-        from swin_lessons.training.loop import train_step
-        from swin_lessons.training.precision import grad_scaler
-
         config = TrainConfig(precision=self.rung.precision)
         scaler = grad_scaler(self.device, self.rung.precision)
         state = TrainState(self.called, self._optimizer(lr), scaler)
 
         def step() -> Tensor:
-            with self._precision():
+            with float32_products(self.rung.precision):
                 return train_step(state, x, y, config)[0]
 
         return step
@@ -222,14 +222,7 @@ class Climber:
         step()
         return peak_allocated(step, self.device)
 
-    def _precision(self) -> AbstractContextManager[None]:
-        from swin_lessons.training.precision import float32_products
-
-        return float32_products(self.rung.precision)
-
     def _optimizer(self, lr: float) -> torch.optim.Optimizer:
-        from swin_lessons.training.optim import param_groups
-
         groups = param_groups(self.model)
         if self.rung.optimizer == "triton":
             from swin_lessons.kernels import FusedAdamW
@@ -240,18 +233,10 @@ class Climber:
 
 def _model(rung: Rung, spec: SwinSpec, weights: dict[str, Tensor]) -> nn.Module:
     """The spec's model as the rung runs it, with these weights."""
-    from swin_lessons.models import SwinTransformer
-
     plain: Any = build("ours", spec, weights)
     model = SwinTransformer(replace(plain.config, kernels=rung.kernels, attention=rung.attention))
     model.load_state_dict(plain.state_dict())
     return model
-
-
-def _autocast(device: torch.device, precision: str) -> AbstractContextManager:
-    from swin_lessons.training.precision import autocast
-
-    return autocast(device, precision)
 
 
 def _batch(spec: SwinSpec, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
