@@ -4,7 +4,8 @@ import pytest
 
 plt = pytest.importorskip("matplotlib.pyplot")
 
-from swin_lessons.plots.ladder import show_bars, show_batches  # noqa: E402
+from swin_lessons.plots.bars import show_bars  # noqa: E402
+from swin_lessons.plots.ladder import show_batches  # noqa: E402
 
 
 def test_bars_have_a_label_each_and_gaps_have_none():

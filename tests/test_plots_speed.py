@@ -10,7 +10,7 @@ matplotlib = pytest.importorskip("matplotlib", reason='figures need `pip install
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 
-from swin_lessons.plots import precision, roofline  # noqa: E402
+from swin_lessons.plots import bars, precision, roofline  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +39,7 @@ def test_a_roof_is_a_slope_and_then_flat() -> None:
 
 
 def test_bars_stand_in_the_order_of_their_names_from_the_top() -> None:
-    figure = roofline.show_bars(["a", "b"], {"predicted": [1, 2], "measured": [3, 4]}, "ms")
+    figure = bars.show_bars(["a", "b"], {"predicted": [1, 2], "measured": [3, 4]}, "ms")
     assert [patch.get_width() for patch in figure.axes[0].patches] == [1, 2, 3, 4]
     assert figure.axes[0].yaxis_inverted()
 

@@ -1,35 +1,13 @@
-"""Rungs of the training ladder side by side, and what a batch does to them."""
+"""What a batch does to the rungs of the training ladder."""
 
 from collections.abc import Mapping, Sequence
 
 import matplotlib.pyplot as plt
-import numpy as np
 from matplotlib.figure import Figure
 
-from .style import BLACK, CYCLE, HATCHES
+from .style import CYCLE
 
 MARKERS = "os^Dvx"
-
-
-def show_bars(
-    names: Sequence[str], series: Mapping[str, Sequence[float | None]], label: str, form: str = "{:.2f}"
-) -> Figure:
-    """Horizontal bars in groups, a group a name from top to bottom; None leaves a gap."""
-    figure, ax = plt.subplots(figsize=(7.4, 0.8 + 0.17 * len(names) * (len(series) + 0.6)))
-    place, height = np.arange(len(names)), 0.84 / len(series)
-    for i, (name, values) in enumerate(series.items()):
-        y = place + (i - (len(series) - 1) / 2) * height
-        there = [value or 0 for value in values]
-        bars = ax.barh(
-            y, there, 0.92 * height, label=name, color=CYCLE[i], hatch=HATCHES[i], edgecolor="white"
-        )
-        labels = ["" if value is None else form.format(value) for value in values]
-        ax.bar_label(bars, labels, padding=2, fontsize=8, color=BLACK)
-    ax.set(yticks=place, yticklabels=names, xlabel=label)
-    ax.invert_yaxis()
-    ax.margins(x=0.1)
-    ax.legend(loc="best")
-    return figure
 
 
 def show_batches(batches: Sequence[int], series: Mapping[str, Sequence[float]], label: str) -> Figure:

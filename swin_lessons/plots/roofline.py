@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from .growth import plain_logarithmic
-from .style import BLACK, BLUE, CYCLE, GREY, HATCHES, ORANGE
+from .style import BLACK, BLUE, CYCLE, GREY, ORANGE
 
 MARKS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "h")  # a second sign beside colour
 LINES = ("-", "--", "-.", ":")
@@ -40,20 +40,6 @@ def show_roofline(
         ax.plot(intensity, speed / 1e9, linestyle="", markersize=8, label=name, **place)
     ax.set(xscale="log", yscale="log", xlabel="FLOP a byte", ylabel="GFLOP a second")
     ax.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    return figure
-
-
-def show_bars(names: Sequence[str], series: Mapping[str, Sequence[float]], xlabel: str) -> Figure:
-    """Horizontal bars side by side: for each name its number in each series, the first name on top."""
-    figure, ax = plt.subplots(figsize=(7.4, 0.9 + 0.32 * len(names)))
-    place, height = np.arange(len(names)), 0.8 / len(series)
-    for i, (label, values) in enumerate(series.items()):
-        y = place + (i - (len(series) - 1) / 2) * height
-        look: dict[str, Any] = {"color": CYCLE[i], "hatch": HATCHES[i % len(HATCHES)], "edgecolor": "white"}
-        ax.barh(y, values, 0.95 * height, label=label, **look)
-    ax.set(yticks=place, yticklabels=names, xlabel=xlabel)
-    ax.invert_yaxis()
-    ax.legend(fontsize=9)
     return figure
 
 
