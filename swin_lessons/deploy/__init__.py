@@ -1,5 +1,6 @@
-"""Take a model out of PyTorch: ONNX files for ONNX Runtime, on a server or in a browser."""
+"""Take a model out of training: an inference form in PyTorch, ONNX files for other engines."""
 
 from .onnx import export_onnx
+from .prepare import prepare
 
-__all__ = ["export_onnx"]
+__all__ = ["export_onnx", "prepare"]
