@@ -1,0 +1,78 @@
+"""The integers that stand for real numbers, and the one formula for their scale and zero point.
+
+`x ≈ scale · (code − zero_point)` with `code = clamp(round(x / scale) + zero_point)`, halves to the even neighbour: what
+ONNX's QuantizeLinear computes. Codes are signed; add 128 to a code and to its zero point for uint8.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Signed integers of some bits.
+
+    Attributes:
+        bits: 8 or 4.
+        symmetric: zero point 0, and as much room below zero as above.
+        narrow: leave out the lowest integer, so that every code has its negative: -127..127.
+    """
+
+    bits: int = 8
+    symmetric: bool = True
+    narrow: bool = False
+
+    @property
+    def low(self) -> int:
+        """Lowest code: -128, or -127 where narrow; of 4 bits -8 or -7."""
+        return -(1 << (self.bits - 1)) + self.narrow
+
+    @property
+    def high(self) -> int:
+        """Highest code: 127 or 7."""
+        return (1 << (self.bits - 1)) - 1
+
+    @property
+    def reach(self) -> int:
+        """Largest distance of a code from its zero point."""
+        return -self.low if self.symmetric else self.high - self.low
+
+
+def scale_and_zero_point(low: Tensor, high: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+    """Scale (fp32, above 0) and zero point (int32) that fit the ranges `low`..`high`, of any shape, onto the grid.
+
+    The only such formula of the package. The range is widened to hold 0, which has a code of its own then. Symmetric:
+    `scale = max(−low, high) / grid.high`. Affine: `scale = (high − low) / (grid.high − grid.low)`. A range of nothing
+    but 0 has scale 1. NaN stays NaN, so that whoever checks sees it.
+    """
+    low, high = low.float().clamp(max=0), high.float().clamp(min=0)
+    if grid.symmetric:
+        scale = torch.maximum(-low, high) / grid.high
+    else:
+        scale = (high / 2 - low / 2) / ((grid.high - grid.low) / 2)  # halves: the difference may overflow
+    scale = torch.where(torch.maximum(-low, high) == 0, 1.0, scale.clamp(min=torch.finfo(torch.float32).tiny))
+    if grid.symmetric:
+        return scale, torch.zeros_like(scale, dtype=torch.int32)
+    zero_point = (grid.low - (low / scale).round()).clamp(grid.low, grid.high)
+    return scale, zero_point.nan_to_num().int()
+
+
+def centred(x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: Grid) -> Tensor:
+    """`code − zero_point` of each number, as whole numbers in the dtype of `x` (fp32 or fp64).
+
+    The gradient goes straight through the rounding where a code is on the grid, and stops where it was clamped.
+    `scale` and `zero_point` broadcast against `x`; None for the zero point 0.
+    """
+    steps = x / scale
+    whole = steps.round()  # halves to even
+    if torch.is_grad_enabled() and steps.requires_grad:
+        whole = (
+            steps + (whole - steps).detach()
+        )  # the same numbers: the difference of close neighbours is exact
+    if zero_point is None:
+        return whole.clamp(grid.low, grid.high)
+    return whole.clamp(grid.low - zero_point, grid.high - zero_point)
