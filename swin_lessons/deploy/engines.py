@@ -98,7 +98,7 @@ class OnnxRuntime(Engine):
 
 
 class OpenVino(Engine):
-    """OpenVINO on the CPU. It is fastest on a fixed batch, so it compiles the model anew for each batch size it meets."""
+    """OpenVINO on the CPU. Fastest on a fixed batch, so it compiles the model anew for each batch size."""
 
     name = package = "openvino"
     precisions = ("fp32", "bf16")
@@ -236,7 +236,9 @@ def _call(run: Callable[[Tensor], Tensor], images: Tensor) -> Callable[[], Tenso
 def _error(found: Tensor, reference: Tensor) -> float:
     """Largest difference over the reference's largest number; infinite where something is not finite."""
     if found.shape != reference.shape:
-        raise ValueError(f"outputs {tuple(found.shape)} do not compare with a reference {tuple(reference.shape)}")
+        raise ValueError(
+            f"outputs {tuple(found.shape)} do not compare with a reference {tuple(reference.shape)}"
+        )
     error = ((found - reference).abs().max() / reference.abs().max().clamp_min(1e-12)).item()
     return error if error == error else float("inf")
 

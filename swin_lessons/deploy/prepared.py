@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -30,23 +30,12 @@ from swin_lessons.models.layout import RowLayout, RowOrder
 from swin_lessons.models.rows import kind_bias
 from swin_lessons.models.swin import MICRO_BATCH_BYTES, SwinStage, SwinTransformer, check_images
 from swin_lessons.models.windows import Size, fit_window
+from swin_lessons.quantization.modules import IntConv2d, IntLinear
 
+from .products import Product
+
+Layer = nn.Linear | nn.Conv2d | IntLinear | IntConv2d
 TABLES = 8  # sizes of map whose bias tables an attention remembers
-
-
-class Product(Protocol):
-    """A linear layer with its weight packed: `products.FloatProduct` or `products.Int8Product`."""
-
-    out_features: int
-
-    def take(self, x: Tensor) -> Tensor:
-        """Bring rows into the form that the product reads."""
-
-    def __call__(self, x: Tensor, gelu: bool = False, then: Any = None) -> Tensor:
-        """The product, in the form that `then` reads."""
-
-    def add_to(self, rows: Tensor, x: Tensor) -> Tensor:
-        """`rows` plus the product; may overwrite `rows`."""
 
 
 class Packer(Protocol):
@@ -109,12 +98,13 @@ class PreparedAttention:
         self.window_size, self.shift_size = attn.window_size, attn.shift_size
         self.attn = attn
         self.tables: dict[tuple[Size, Size], Tensor] = {}
-        factor = attn.logit_factor()
-        self.scale: Tensor | float = factor if isinstance(factor, Tensor) else 1.0  # V1's is in the queries
-        bias = attn.joint_qkv_bias()
+        factor, bias = attn.logit_factor(), attn.joint_qkv_bias()
         self.of_zero = torch.zeros(qkv.out_features) if bias is None else bias.clone()
-        if not isinstance(factor, Tensor):
-            self.of_zero[: qkv.out_features // 3] *= factor
+        self.cosine_scale: Tensor | None = None
+        if isinstance(factor, Tensor):
+            self.cosine_scale = torch.stack([factor.view(-1, 1), torch.ones(attn.num_heads, 1)])
+        else:
+            self.of_zero[: qkv.out_features // 3] *= factor  # as in the product
         del attn.qkv, attn.proj  # their weights live in the products now
 
     def bias(self, window: Size, shift: Size) -> Tensor:
@@ -130,8 +120,17 @@ class PreparedAttention:
         qkv = self.qkv(x)
         if layout.pad is not None:  # attention sees zeros where a window hangs over the map's edge
             qkv = torch.where(layout.pad, self.of_zero.to(qkv.dtype), qkv)
-        out = window_attention(qkv, self.bias(window, shift), self.scale, layout.groups, self.num_heads)
+        if self.cosine_scale is not None:
+            to_cosines(qkv, self.cosine_scale)
+        out = window_attention(qkv, self.bias(window, shift), 1.0, layout.groups, self.num_heads)
         return self.proj.take(out)
+
+
+def to_cosines(qkv: Tensor, scale: Tensor) -> None:
+    """V2: make the queries and keys in `(M, 3C)` rows unit vectors times `scale` `(2, num_heads, 1)`, in place."""
+    heads = qkv.view(len(qkv), 3, scale.shape[1], -1)[:, :2]  # (M, 2, num_heads, head_dim)
+    length = torch.linalg.vector_norm(heads, dim=-1, keepdim=True, dtype=torch.float32)
+    heads *= (scale / length.masked_fill_(length == 0, torch.inf)).to(qkv.dtype)
 
 
 class PreparedBlock:
@@ -308,10 +307,10 @@ class PreparedHead:
     """Final norm, mean over the map, classifier: `(B, H, W, C)` -> `(B, num_classes)`, fp32."""
 
     def __init__(self, model: SwinTransformer, pack: Packer) -> None:
-        fc = model.head.fc
-        classifies = isinstance(fc, nn.Linear)
+        fc = cast(nn.Linear, model.head.fc)
+        classifies = not isinstance(fc, nn.Identity)
         self.norm = norm_of(model.norm, pack.dtype, folded=pack.folds and classifies)
-        self.product = after_norm(model.norm, fc, fc.bias, pack) if isinstance(fc, nn.Linear) else None
+        self.product = after_norm(model.norm, fc, fc.bias, pack) if classifies else None
 
     def __call__(self, x: Tensor) -> Tensor:
         x = self.norm(x).mean(dim=(1, 2))

@@ -8,7 +8,8 @@ else, and each has a plain fallback with the same numbers.
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from functools import lru_cache
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -16,11 +17,12 @@ from torch import Tensor
 
 from swin_lessons.models.fast import HAS_AVX512
 
-__all__ = ["FloatProduct", "Int8Product", "quantize"]
+__all__ = ["FloatProduct", "Int8Product", "Product", "quantize"]
 
 PACK_FROM = 1 << 14  # weights; a smaller matrix does not repay oneDNN's set-up at each call
 GELU: tuple[str, list, str] = ("gelu", [], "none")
 NOTHING: tuple[str, list, str] = ("none", [], "")
+FP32 = (1.0, 0, torch.float32)  # scale, zero point and dtype of a result that is not quantised
 
 
 def _has(namespace: str, *names: str) -> bool:
@@ -38,6 +40,21 @@ def has_int8_products() -> bool:
     """Does oneDNN multiply int8 here, without 16-bit sums on the way that could saturate (x86 with VNNI or AMX)?"""
     vnni = getattr(torch.cpu, "_is_vnni_supported", lambda: False)
     return bool(vnni()) and _has("onednn", "qlinear_pointwise", "qlinear_prepack")
+
+
+class Product(Protocol):
+    """A linear layer whose weight is packed: `FloatProduct` or `Int8Product`."""
+
+    out_features: int
+
+    def take(self, x: Tensor) -> Tensor:
+        """Bring rows into the form that the product reads."""
+
+    def __call__(self, x: Tensor, gelu: bool = False, then: Any = None) -> Tensor:
+        """The product, in the form that `then` reads."""
+
+    def add_to(self, rows: Tensor, x: Tensor) -> Tensor:
+        """`rows` plus the product; may overwrite `rows`."""
 
 
 class FloatProduct:
@@ -60,12 +77,14 @@ class FloatProduct:
         """Bring `(M, K)` into the form that this product reads."""
         return x.to(self.dtype)
 
-    def __call__(self, x: Tensor, gelu: bool = False, then: FloatProduct | None = None) -> Tensor:
-        """`(M, K)` -> `(M, O)`, after a GELU if asked; in the form that the product `then` takes."""
+    def __call__(self, x: Tensor, gelu: bool = False, then: Product | None = None) -> Tensor:
+        """`(M, K)` -> `(M, O)` after a GELU if asked, in the form that `then` takes."""
         if self.packed:
-            return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, *(GELU if gelu else NOTHING))
-        y = F.linear(x, self.weight, self.bias)
-        return F.gelu(y) if gelu else y
+            y = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, *(GELU if gelu else NOTHING))
+        else:
+            y = F.linear(x, self.weight, self.bias)
+            y = F.gelu(y) if gelu else y
+        return y if then is None else then.take(y)
 
     def add_to(self, rows: Tensor, x: Tensor) -> Tensor:
         """`rows + x @ weight.T + bias`: `(M, O)` and `(M, K)` -> `(M, O)`."""
@@ -84,8 +103,7 @@ class Int8Product:
         weight_scale: `(O,)`, positive.
         bias: `(O,)` fp32 or None.
         input_scale: of the activations that come in.
-        input_zero_point: the integer that stands for 0; 0 with `input_dtype` int8, 0 to 255 with uint8.
-        input_dtype: torch.int8 or torch.uint8.
+        input_zero_point: the uint8 that stands for 0.
     """
 
     def __init__(
@@ -94,8 +112,7 @@ class Int8Product:
         weight_scale: Tensor,
         bias: Tensor | None,
         input_scale: float,
-        input_zero_point: int = 0,
-        input_dtype: torch.dtype = torch.int8,
+        input_zero_point: int,
     ) -> None:
         self.packed = weight.device.type == "cpu" and has_int8_products()
         self.out_features = weight.shape[0]
@@ -103,46 +120,57 @@ class Int8Product:
         self.weight_scale = weight_scale.float().contiguous()
         self.weight_zero_point = torch.zeros(len(weight), dtype=torch.int32)
         self.bias = None if bias is None else bias.float()
-        self.scale, self.zero_point, self.dtype = float(input_scale), int(input_zero_point), input_dtype
+        self.scale, self.zero_point = float(input_scale), int(input_zero_point)
 
     def take(self, x: Tensor) -> Tensor:
-        """Quantise `(M, K)` for this product."""
-        return quantize(x, self.scale, self.zero_point, self.dtype)
+        """Quantise `(M, K)` for this product: uint8."""
+        return quantize(x, self.scale, self.zero_point)
 
-    def __call__(self, x: Tensor, gelu: bool = False, then: Int8Product | None = None) -> Tensor:
-        """Quantised `(M, K)` -> `(M, O)` after a GELU if asked: quantised for the product `then`, or in fp32."""
-        out = (1.0, 0, torch.float32) if then is None else (then.scale, then.zero_point, then.dtype)
-        if self.packed:
-            after = GELU if gelu else NOTHING
-            return torch.ops.onednn.qlinear_pointwise(*self._operands(x), self.bias, *out, *after)
-        y = self._exactly(x)
-        y = F.gelu(y) if gelu else y
+    def __call__(self, x: Tensor, gelu: bool = False, then: Product | None = None) -> Tensor:
+        """Quantised `(M, K)` -> `(M, O)` after a GELU if asked: in fp32, or in the form that `then` takes."""
+        if self.packed and isinstance(then, Int8Product):
+            return self._multiply(x, gelu, then.scale, then.zero_point, torch.uint8)
+        y = self._multiply(x, gelu) if self.packed else self._exactly(x, gelu)
         return y if then is None else then.take(y)
 
     def add_to(self, rows: Tensor, x: Tensor) -> Tensor:
         """`rows` plus the product, fp32; `rows` is overwritten."""
         if self.packed:
-            out, other = (1.0, 0, torch.float32), (1.0, 0, "sum", 1.0)
-            args = (*self._operands(x), rows, self.bias, *out, *other, *NOTHING)
+            args = (*self._operands(x), rows, self.bias, *FP32, 1.0, 0, "sum", 1.0, *NOTHING)
             return torch.ops.onednn.qlinear_pointwise.binary(*args)
         return rows.add_(self._exactly(x))
+
+    def _multiply(self, x: Tensor, gelu: bool, *out: Any) -> Tensor:
+        """By oneDNN; `out` is the scale, zero point and dtype of the result, fp32 by default."""
+        args = (*self._operands(x), self.bias, *(out or FP32), *(GELU if gelu else NOTHING))
+        return torch.ops.onednn.qlinear_pointwise(*args)
 
     def _operands(self, x: Tensor) -> tuple[Any, ...]:
         return x, self.scale, self.zero_point, self.weight, self.weight_scale, self.weight_zero_point
 
-    def _exactly(self, x: Tensor) -> Tensor:
+    def _exactly(self, x: Tensor, gelu: bool = False) -> Tensor:
         """By fp64, which holds every sum of products of bytes exactly."""
         sums = (x.double() - self.zero_point) @ self.weight.double().t()
         y = (sums * self.scale * self.weight_scale.double()).float()
-        return y if self.bias is None else y + self.bias
+        y = y if self.bias is None else y + self.bias
+        return F.gelu(y) if gelu else y
 
 
-def quantize(x: Tensor, scale: float, zero_point: int, dtype: torch.dtype) -> Tensor:
-    """`clamp(round(x / scale) + zero_point)` to int8 or uint8; halves round to even."""
-    if x.dtype == torch.float32 and x.device.type == "cpu" and hasattr(torch, "quantize_per_tensor"):
-        kind = torch.quint8 if dtype == torch.uint8 else torch.qint8
-        with warnings.catch_warnings():  # it is deprecated: then the lines below take over
-            warnings.simplefilter("ignore")
-            return torch.quantize_per_tensor(x, scale, zero_point, kind).int_repr()
-    limits = torch.iinfo(dtype)
-    return (x.float() * (1 / scale)).round_().add_(zero_point).clamp_(limits.min, limits.max).to(dtype)
+def quantize(x: Tensor, scale: float, zero_point: int) -> Tensor:
+    """`clamp(round(x / scale) + zero_point)` as uint8; halves round to even."""
+    if x.dtype == torch.float32 and x.device.type == "cpu" and _has_quantized_tensors():
+        codes = torch.quantize_per_tensor(x, scale, zero_point, torch.quint8)
+        plain = torch.empty(0, dtype=torch.uint8)  # the same bytes: int_repr() would copy them, slowly
+        return plain.set_(codes.untyped_storage(), 0, codes.shape, codes.stride())
+    return (x.float() / scale).round_().add_(zero_point).clamp_(0, 255).to(torch.uint8)
+
+
+@lru_cache(maxsize=1)
+def _has_quantized_tensors() -> bool:
+    """One vectorised pass over memory, where the lines above need five; PyTorch has deprecated it and says so once."""
+    if not hasattr(torch, "quantize_per_tensor"):
+        return False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.quantize_per_tensor(torch.zeros(1), 1.0, 0, torch.quint8)
+    return True

@@ -8,8 +8,11 @@ from swin_cases import assert_near, images, swin
 from torch import nn
 
 from swin_lessons.deploy import prepare, products
+from swin_lessons.deploy.prepared import to_cosines
 from swin_lessons.models import create_model
+from swin_lessons.models.fast import unit_vectors
 from swin_lessons.profiling.peers import SwinSpec, build, reference_model
+from swin_lessons.quantization import QuantConfig, convert, ptq
 
 CASES = {
     "plain": {},
@@ -75,6 +78,86 @@ def test_bf16(version):
         assert found.dtype == torch.float32
         assert_near(found, model(x), 0.05)
         assert (found - model(x)).abs().max() > 1e-6  # it did compute in bf16
+
+
+def integers(version, config=None, **changes):
+    model = swin(version, dtype=torch.float32, **changes).eval()
+    batch = images(8, 3, 32, 32, dtype=torch.float32)
+    return convert(ptq(model, [batch], config, progress=False)), batch
+
+
+@pytest.mark.parametrize("case", ["plain", "no biases", "deep", "no classifier"])
+@pytest.mark.parametrize("version", [1, 2])
+def test_int8(int8_way, version, case):
+    model, batch = integers(version, **CASES[case])
+    prepared = prepare(model)
+    assert prepared.precision == "int8"
+    for x in (batch, images(2, 3, 29, 43, dtype=torch.float32)):
+        with torch.no_grad():
+            # sums are exact in both; numbers between two codes may round to either, and later layers see it
+            assert_near(prepared(x), model(x), 0.03)
+
+
+@pytest.fixture(params=["packed", "plain"])
+def int8_way(request, monkeypatch):
+    """oneDNN's integers where this machine has them, and the fallback that others get."""
+    if request.param == "plain":
+        monkeypatch.setattr(products, "has_int8_products", lambda: False)
+
+
+MIXED = {
+    "some layers in float": QuantConfig(skip=("layers.0.blocks.0.mlp.fc2", "layers.1.*.qkv")),
+    "weights alone": QuantConfig.preset("w8a16"),
+    "4-bit weights alone": QuantConfig.preset("w4a16", group_size=8),
+    "one scale a weight": QuantConfig(weight_granularity="tensor", symmetric_activations=True),
+}
+
+
+@pytest.mark.parametrize("config", MIXED.values(), ids=MIXED)
+@pytest.mark.parametrize("version", [1, 2])
+def test_partly_int8(version, config):
+    model, x = integers(version, config)
+    with torch.no_grad():
+        assert_near(prepare(model)(x), model(x), 0.03)
+
+
+SLOW = {
+    "mode2": (QuantConfig.preset("mode2"), "quantised"),
+    "output": (QuantConfig(quantize={"linear", "output"}), r"qkv has a quantised output"),
+    "norms": (QuantConfig(quantize={"linear", "layer_norm"}), r"norm1 \(LayerNorm\) is quantised"),
+    "residual": (QuantConfig(quantize={"linear", "residual"}), "blocks.0"),
+    "dynamic": (QuantConfig.preset("dynamic"), "finds its scale at run time"),
+    "4 bits": (QuantConfig.preset("w4a8", group_size=8), "needs symmetric weights of 8 bits"),
+    "affine weights": (QuantConfig(symmetric_weights=False), "needs symmetric weights of 8 bits"),
+}
+
+
+@pytest.mark.parametrize(("config", "message"), SLOW.values(), ids=SLOW)
+def test_integers_without_a_fast_form(config, message):
+    model, _ = integers(1, config)
+    with pytest.raises((ValueError, TypeError), match=message):
+        prepare(model)
+
+
+def test_a_model_that_is_not_converted_yet():
+    model = swin(dtype=torch.float32).eval()
+    fake = ptq(model, [images(2, 3, 32, 32, dtype=torch.float32)], progress=False)
+    with pytest.raises(ValueError, match=r"call quantization\.convert\(model\) first"):
+        prepare(fake)
+    with pytest.raises(ValueError, match="this model is quantised; leave precision out"):
+        prepare(convert(fake), "bf16")
+    with pytest.raises(ValueError, match="'int8' needs a converted model"):
+        prepare(model, "int8")
+
+
+def test_cosines():
+    qkv = images(6, 3 * 8, dtype=torch.float32)
+    qkv[0] = 0.0  # as padding makes it
+    scale = torch.tensor([[[2.0], [3.0]], [[1.0], [1.0]]])
+    q, k, v = qkv.view(6, 3, 2, 4).unbind(1)
+    expected = torch.stack([unit_vectors(q) * scale[0], unit_vectors(k), v], 1).view(6, -1)
+    to_cosines(qkv, scale)
+    torch.testing.assert_close(qkv, expected)
 
 
 def test_micro_batches_are_invisible(monkeypatch):

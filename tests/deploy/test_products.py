@@ -46,10 +46,9 @@ def test_float(way, M, K, O, bias):  # noqa: E741
     torch.testing.assert_close(y.double(), exact, atol=0.04 * K**0.5, rtol=0.02)
 
 
-def integers(M, K, O, signed, seed):  # noqa: E741
+def integers(M, K, O, seed):  # noqa: E741
     generator = torch.Generator().manual_seed(seed)
-    low, high = (-128, 128) if signed else (0, 256)
-    x = torch.randint(low, high, (M, K), generator=generator).to(torch.int8 if signed else torch.uint8)
+    x = torch.randint(0, 256, (M, K), generator=generator).to(torch.uint8)
     weight = torch.randint(-127, 128, (O, K), generator=generator).to(torch.int8)
     scale = 0.001 + 0.01 * torch.rand(O, generator=generator)
     return x, weight, scale, torch.randn(O, generator=generator)
@@ -57,18 +56,17 @@ def integers(M, K, O, signed, seed):  # noqa: E741
 
 @pytest.mark.parametrize("path", ["packed", "plain"])
 @settings(deadline=None, max_examples=25)
-@given(M=sizes, K=sizes, O=sizes, signed=st.booleans(), seed=st.integers(0, 99))
-def test_int8(path, M, K, O, signed, seed):  # noqa: E741
-    x, weight, scale, bias = integers(M, K, O, signed, seed)
-    zero = 0 if signed else 113
-    product = Int8Product(weight, scale, bias, 0.03, zero, x.dtype)
+@given(M=sizes, K=sizes, O=sizes, zero=st.integers(0, 255), seed=st.integers(0, 99))
+def test_int8(path, M, K, O, zero, seed):  # noqa: E741
+    x, weight, scale, bias = integers(M, K, O, seed)
+    product = Int8Product(weight, scale, bias, 0.03, zero)
     if path == "plain":
         product.packed, product.weight = False, weight
     exact = ((x.long() - zero) @ weight.long().T).double() * 0.03 * scale.double() + bias.double()
     torch.testing.assert_close(product(x).double(), exact, rtol=1e-6, atol=1e-5)
     rows = random(M, O, seed=seed)
     torch.testing.assert_close(product.add_to(rows.clone(), x).double(), rows + exact, rtol=1e-6, atol=1e-5)
-    after = Int8Product(weight, scale, None, 0.05, 9, torch.uint8)
+    after = Int8Product(weight, scale, None, 0.05, 9)
     codes = product(x, gelu=True, then=after)
     assert codes.dtype == torch.uint8
     expected = (F.gelu(exact) / 0.05 + 9).round().clamp(0, 255)
@@ -77,22 +75,22 @@ def test_int8(path, M, K, O, signed, seed):  # noqa: E741
 
 def test_the_largest_sums_are_exact(way):
     K = 3072
-    x = torch.full((2, K), -128, dtype=torch.int8)
-    product = Int8Product(torch.full((3, K), -127, dtype=torch.int8), torch.ones(3), None, 1.0)
-    assert product(x).tolist() == [[128 * 127 * K] * 3] * 2
+    x = torch.full((2, K), 255, dtype=torch.uint8)
+    product = Int8Product(torch.full((3, K), -127, dtype=torch.int8), torch.ones(3), None, 1.0, 0)
+    assert product(x).tolist() == [[-255 * 127 * K] * 3] * 2
 
 
-def test_quantize():
+def test_quantize(monkeypatch):
     x = torch.tensor([-1e9, -0.75, -0.25, 0.0, 0.25, 0.75, 1.25, 1e9])
-    signed = [-128, -2, 0, 0, 0, 2, 2, 127]  # halves round to even
-    assert quantize(x, 0.5, 0, torch.int8).tolist() == signed
-    assert quantize(x.double(), 0.5, 0, torch.int8).tolist() == signed
-    unsigned = [0, 8, 10, 10, 10, 12, 12, 255]
-    assert quantize(x, 0.5, 10, torch.uint8).tolist() == unsigned
-    assert quantize(x.bfloat16(), 0.5, 10, torch.uint8).tolist() == unsigned
+    expected = [0, 8, 10, 10, 10, 12, 12, 255]  # halves round to even
+    assert quantize(x, 0.5, 10).tolist() == expected
+    assert quantize(x.bfloat16(), 0.5, 10).tolist() == expected
+    assert quantize(x.view(2, 4).t(), 0.5, 10).tolist() == torch.tensor(expected).view(2, 4).t().tolist()
+    monkeypatch.setattr(products, "_has_quantized_tensors", lambda: False)
+    assert quantize(x, 0.5, 10).tolist() == expected
 
 
 def test_int8_where_sums_would_saturate(monkeypatch):
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
     assert not products.has_int8_products()
-    assert not Int8Product(torch.ones(2, 2, dtype=torch.int8), torch.ones(2), None, 1.0).packed
+    assert not Int8Product(torch.ones(2, 2, dtype=torch.int8), torch.ones(2), None, 1.0, 128).packed
