@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from swin_lessons.models.attention_maps import attention_inputs, attention_map
 from swin_lessons.training.files import atomic_write, naming_remedy
 
+from .qdq import with_qdq
+
 INPUT, LOGITS = "images", "logits"
 
 
@@ -59,12 +61,14 @@ def export_onnx(
     if len(input_size) != 3 or any(n < 1 for n in input_size):
         raise ValueError(f"input_size={input_size}: give (channels, height, width)")
     path, modes = Path(path), [(m, m.training) for m in model.modules()]
-    module = WithAttention(model.eval()).eval() if attention else model.eval()
+    module = with_qdq(model.eval()) if hasattr(model, "quantization") else model.eval()
+    module = WithAttention(module).eval() if attention else module
     try:
         program = _program(module, torch.zeros(2, *input_size))
     finally:
         for layer, training in modes:
             layer.training = training
+    _forget_origins(program.model)
     with naming_remedy(path), atomic_write(path) as part:
         program.save(part, external_data=False)
     return path
@@ -83,6 +87,18 @@ def _program(module: nn.Module, x: Tensor) -> Any:
         dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=4096)},),
         verbose=False,
     )
+
+
+def _forget_origins(model: Any) -> None:
+    """Drop the exporter's notes: call stacks, full of this machine's paths, that are half of a small file."""
+    for graph in (model.graph, *model.functions.values()):
+        graph.metadata_props.clear()
+        for node in graph.all_nodes():
+            node.metadata_props.clear()
+            for value in node.outputs:
+                value.metadata_props.clear()
+        for value in (*graph.inputs, *graph.outputs, *getattr(graph, "initializers", {}).values()):
+            value.metadata_props.clear()
 
 
 def check_packages() -> None:

@@ -54,6 +54,13 @@ def test_logits_alone(tmp_path):
         torch.testing.assert_close(logits, model(x), rtol=1e-4, atol=1e-4)
 
 
+def test_a_file_tells_nothing_of_the_machine(tmp_path):
+    path = export_onnx(random_model("swin_micro_fmnist"), tmp_path / "model.onnx", input_size=(1, 32, 32))
+    content = path.read_bytes()
+    for word in (b"stack_trace", b".py", b"site-packages", str(tmp_path).encode()):
+        assert word not in content
+
+
 def test_bad_requests(tmp_path, monkeypatch):
     model = random_model("swin_micro_fmnist")
     with pytest.raises(ValueError, match=r"input_size=\(32, 32\).*channels, height, width"):

@@ -123,8 +123,8 @@ def test_partly_int8(version, config):
 
 SLOW = {
     "mode2": (QuantConfig.preset("mode2"), "quantised"),
-    "output": (QuantConfig(quantize={"linear", "output"}), r"qkv has a quantised output"),
-    "norms": (QuantConfig(quantize={"linear", "layer_norm"}), r"norm1 \(LayerNorm\) is quantised"),
+    "output": (QuantConfig(quantize={"linear", "output"}), r"patch_embed.proj \(QuantConv2d\) is quantised"),
+    "norms": (QuantConfig(quantize={"linear", "layer_norm"}), r"patch_embed.norm \(LayerNorm\) is quantised"),
     "residual": (QuantConfig(quantize={"linear", "residual"}), "blocks.0"),
     "dynamic": (QuantConfig.preset("dynamic"), "finds its scale at run time"),
     "4 bits": (QuantConfig.preset("w4a8", group_size=8), "needs symmetric weights of 8 bits"),
