@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from swin_lessons.models.fast import autocast_on
 
 from .exact import check_depth, exact_product, integer_product, pack_int4, unpack_int4
-from .fake import FakeQuantize, KeepsFloat32, Quantizer, is_on, quantized, wide
+from .fake import FakeQuantize, Quantizer, is_on, quantized, wide
+from .observers import KeepsFloat32
 
 QUANTIZERS = ("input_quant", "weight_quant", "output_quant")
 
@@ -113,14 +114,15 @@ class IntLayer(KeepsFloat32):
         """int8 `(O, K)`, unpacked."""
         return unpack_int4(self.weight, self.depth) if self.weight_bits == 4 else self.weight
 
-    def float_weight(self) -> Tensor:
-        """fp32 `(O, K)`: what the codes stand for."""
+    def float_weight(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """`(O, K)` in `dtype`: what the codes stand for."""
         codes = self.weight_codes()
         scale, zero_point = (
             flat_scale(self.weight_quant._spread(t, codes))
             for t in (self.weight_scale, self.weight_zero_point)
         )
-        return (codes - zero_point).to(torch.float32) * scale
+        exact = torch.promote_types(dtype, torch.float32)
+        return ((codes - zero_point).to(exact) * scale).to(dtype)
 
     def product(self, codes: Tensor, scale: Tensor, zero_point: Tensor | None, dtype: torch.dtype) -> Tensor:
         """int8 `(..., K)` with their scale and zero point, times the weight: `(..., O)`, before the bias."""
@@ -143,7 +145,7 @@ class IntLinear(IntLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.input_quant is None:
-            product = F.linear(x, self.float_weight().to(x.dtype))
+            product = F.linear(x, self.float_weight(x.dtype))
         else:
             product = self.product(*self.input_quant.codes(x), wide(x).dtype)
         return finish(product, self.output_quant, self.bias, x.dtype)
@@ -165,7 +167,7 @@ class IntConv2d(IntLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.input_quant is None:
-            weight = self.float_weight().to(x.dtype).unflatten(1, (-1, *self.kernel_size))
+            weight = self.float_weight(x.dtype).unflatten(1, (-1, *self.kernel_size))
             product = F.conv2d(x, weight, None, self.stride, self.padding, self.dilation)
         else:
             codes, scale, zero_point = self.input_quant.codes(x)

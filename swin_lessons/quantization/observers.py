@@ -25,7 +25,21 @@ def check_finite(x: Tensor, name: str) -> None:
         )
 
 
-class Observer(nn.Module):
+class KeepsFloat32(nn.Module):
+    """A module whose own fp32 numbers stay fp32 when the model becomes another dtype: scales are no weights."""
+
+    def _apply(self, fn, recurse=True):
+        own = {**self._parameters, **self._buffers}
+        kept = {n: t.detach() for n, t in own.items() if t is not None and t.dtype == torch.float32}
+        super()._apply(fn, recurse)
+        for name, before in kept.items():
+            now = getattr(self, name)
+            if now.dtype != torch.float32:
+                now.data = before.to(now.device)
+        return self
+
+
+class Observer(KeepsFloat32):
     """Smallest and largest number of each of `rows` rows.
 
     Attributes:

@@ -73,7 +73,7 @@ def find_points(model: nn.Module, config: QuantConfig) -> list[Point]:
     found: list[Point] = []
     position = _position_layers(model)
     for layer, module in model.named_modules():  # a shared layer comes once, with its first name
-        kinds = [k for k in _kinds_of(model, layer, module) if k in config.kinds and module not in position]
+        kinds = [] if module in position else _wanted(_kinds_of(model, layer, module), config)
         fits = {pattern for pattern in config.skip if fnmatchcase(layer, pattern)}
         unused -= fits
         if not fits:
@@ -88,6 +88,12 @@ def find_points(model: nn.Module, config: QuantConfig) -> list[Point]:
             f"{type(model).__name__} has nothing to quantise of kind {', '.join(sorted(config.kinds)) or 'any'}"
         )
     return found
+
+
+def _wanted(kinds: list[str], config: QuantConfig) -> list[str]:
+    """Those of a layer's kinds that are to be quantised; an output only where the layer itself is."""
+    wanted = [kind for kind in kinds if kind in config.kinds]
+    return [] if wanted and wanted[0] in OUTPUTS else wanted
 
 
 def _kinds_of(model: nn.Module, layer: str, module: nn.Module) -> list[str]:
