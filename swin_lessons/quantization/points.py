@@ -179,10 +179,14 @@ def place(model: nn.Module, point: Point, config: QuantConfig, measure: bool = T
         ) from None
     if kind not in _kinds_of(model, layer, module) and not _has_its_class(module, kind):
         raise ValueError(f"{layer} is a {type(module).__name__}, which has nothing of kind {kind}")
-    tensors = (*module.parameters(), *module.buffers(), *model.parameters(), *model.buffers())
-    device = next((t.device for t in tensors), torch.device("cpu"))
-    BUILDERS[kind](module, Maker(point, config, device, measure))
+    BUILDERS[kind](module, Maker(point, config, device_of(module, model), measure))
     module.train(module.training)  # what was added, too
+
+
+def device_of(*modules: nn.Module) -> torch.device:
+    """Where the first parameter or buffer of these modules lies; the CPU where there is none."""
+    tensors = (t for module in modules for t in (*module.parameters(), *module.buffers()))
+    return next((t.device for t in tensors), torch.device("cpu"))
 
 
 def _has_its_class(module: nn.Module, kind: str) -> bool:

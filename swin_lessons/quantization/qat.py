@@ -170,7 +170,7 @@ def train_qat(
     )
     per_epoch = steps_per_epoch(train_set, config)
     total = config.total_steps(per_epoch)
-    freeze = total // 2 if freeze_after is None else freeze_after
+    freeze = max(1, total // 2) if freeze_after is None else freeze_after
     run = _Run(model, teacher, loss, config)
     losses: list[Tensor] = []
     rows: list[Row] = []

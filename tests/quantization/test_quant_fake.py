@@ -167,17 +167,17 @@ def test_the_gradient_of_a_learned_scale(role):
 
 def test_learning_a_scale_lowers_the_error():
     torch.manual_seed(0)
-    x = torch.randn(4096)
+    x = torch.randn(1024)
     x[0] = 40.0  # an outlier that min-max would cover
     quantizer = calibrated(x, Grid(4))
     quantizer.learn_scale()
     start = (quantizer(x) - x).square().mean().item()
-    optimizer = torch.optim.Adam(quantizer.parameters(), lr=0.02)
-    for _ in range(300):
+    optimizer = torch.optim.Adam(quantizer.parameters(), lr=0.05)
+    for _ in range(100):
         optimizer.zero_grad()
         (quantizer(x)[1:] - x[1:]).square().sum().backward()
         optimizer.step()
-    assert (quantizer(x) - x)[1:].square().mean().item() < 0.05 * start
+    assert (quantizer(x) - x)[1:].square().mean().item() < 0.15 * start
 
 
 def test_learnable_scales_are_parameters_without_decay():

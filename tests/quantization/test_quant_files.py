@@ -107,7 +107,7 @@ def test_another_model(tmp_path):
         load(model("vit"), path)
     with pytest.raises(ValueError, match=r"lacks layers\.0\.blocks\.0\.attn\.cpb_mlp.*another model"):
         load(model("v2"), path)
-    with pytest.raises(ValueError, match=r"differs in head\.fc\.bias \(7,\), here \(9,\)"):
+    with pytest.raises(ValueError, match=r"differs in head\.fc\.weight \(7, 48\), here \(9, 48\)"):
         load(swin(1, dtype=torch.float32, num_classes=9), path)
     replaced = copy.deepcopy(model("v1"))
     replaced.head.fc = nn.Identity()

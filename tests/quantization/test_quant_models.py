@@ -177,7 +177,7 @@ def test_one_outlier_channel_in_the_residual_stream():
     """TinyNeuralNetwork#204: a ViT with INT8 additions lost all. Norms hide the large channel from linear layers."""
     net = copy.deepcopy(model("vit"))
     with torch.no_grad():
-        net.pos_embed[..., 5] += 100 * net.pos_embed.std() * numbers(net.pos_embed.shape[1])
+        net.pos_embed[..., 5] += 100 * numbers(net.pos_embed.shape[1]).sign()
         for norm in (m for m in net.modules() if isinstance(m, nn.LayerNorm)):
             norm.weight.mul_(20)[5] = 0
     x, expected = batches(1, seed=50)[0], logits(net)
@@ -186,7 +186,7 @@ def test_one_outlier_channel_in_the_residual_stream():
     spoiled = logits(ptq(net, batches(), replace(config, quantize=config.quantize | {"residual"})), x)
     error, worse = ((y - expected).norm() / expected.norm() for y in (fine, spoiled))
     assert error < 0.15
-    assert worse > 3 * error
+    assert worse > 2 * error
 
 
 def test_nan_in_calibration_is_refused_by_name():

@@ -49,10 +49,8 @@ def test_a_bad_layer_is_found():
     rows = sensitivity(net, batches(), score, by="layer", config=config, progress=False)
     assert rows[0].name == "layers.0.blocks.1.mlp.fc1"
     assert rows[0].drop > 2 * rows[1].drop
-    found = budgeted(
-        net, batches(), score, points=100 * 1.5 * sum(r.drop for r in rows[1:]), by="layer", config=config
-    )
-    assert found.kept_float == ["layers.0.blocks.1.mlp.fc1"]
+    found = budgeted(net, batches(), score, 50 * rows[0].drop, by="layer", config=config, progress=False)
+    assert found.kept_float[0] == "layers.0.blocks.1.mlp.fc1"
 
 
 def test_an_unknown_grouping():
