@@ -5,7 +5,8 @@ integers = convert(quantised)    # int8 weights, exact integer products, the sam
 save(integers, "model.safetensors")
 """
 
-from .config import KINDS, QuantConfig
+from .config import KINDS as KINDS
+from .config import QuantConfig
 from .exact import exact_product, integer_product, pack_int4, unpack_int4
 from .fake import DynamicQuantize, FakeQuantize, Place, Quantizer, quantizers, switch
 from .files import load, save
@@ -26,7 +27,6 @@ from .qat import conversion_gap, prepare_qat, qat_loss, train_qat
 from .sensitivity import Budgeted, Sensitivity, budgeted, select, sensitivity
 
 __all__ = [
-    "KINDS",
     "Budgeted",
     "DynamicQuantize",
     "EntropyObserver",

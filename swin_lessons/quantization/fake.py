@@ -92,7 +92,7 @@ class DynamicQuantize(Quantizer):
         self.per = per
 
     def grid_of(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        x = x.detach()
+        x = x.detach() if x.numel() else x.new_zeros(1, 1)
         rows = x if self.per == "token" and x.ndim else x.reshape(1, -1)
         scale, zero_point = scale_and_zero_point(
             rows.amin(-1, keepdim=True), rows.amax(-1, keepdim=True), self.grid

@@ -73,12 +73,9 @@ def coded(x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: Grid) -> Te
     code = whole + offset
     if not (torch.is_grad_enabled() and steps.requires_grad):
         return code.clamp_(grid.low, grid.high)
-    inside = (code >= grid.low) & (
-        code <= grid.high
-    )  # PyTorch's versions differ in clamp's gradient at its bounds
-    straight = (
-        steps + (whole - steps).detach()
-    )  # `whole`, exactly: the difference of close neighbours is exact
+    # `where`, not `clamp`: PyTorch's versions differ in the gradient of a clamp at its bounds
+    inside = (code >= grid.low) & (code <= grid.high)
+    straight = steps + (whole - steps).detach()  # is `whole` exactly: close neighbours differ by a float
     return torch.where(inside, straight + offset, code.clamp_(grid.low, grid.high))
 
 

@@ -38,7 +38,7 @@ class QuantLinear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         inner, outer = self.input_quant, self.weight_quant
         if is_on(inner) and is_on(outer) and not autocast_on(x.device):
-            product = fake_product(x, inner, self.weight, outer)
+            product = fake_product(*inner.integers(inner.watch(x)), inner.grid.reach, self.weight, outer)
         else:
             product = F.linear(quantized(inner, x), quantized(outer, self.weight))
         return finish(product, self.output_quant, self.bias, x.dtype)
@@ -58,13 +58,8 @@ class QuantConv2d(nn.Conv2d):
         inner, outer = self.input_quant, self.weight_quant
         if is_on(inner) and is_on(outer) and not autocast_on(x.device):
             whole, scale = inner.integers(inner.watch(x))
-            weight, weight_scale = outer.integers(outer.watch(self.weight))
             rows, size = patches(whole, self)  # zeros at the edge are zeros: whole numbers are centred
-
-            def multiply(a: Tensor, b: Tensor, _) -> Tensor:
-                return exact_product(a, b.t(), inner.grid.reach * outer.grid.reach)
-
-            product = scaled(multiply, rows, scale, weight.flatten(1), flat_scale(weight_scale), outer)
+            product = fake_product(rows, scale, inner.grid.reach, self.weight, outer)
             product = product.transpose(1, 2).unflatten(2, size)
         else:
             product = self._conv_forward(quantized(inner, x), quantized(outer, self.weight), None)
@@ -187,15 +182,17 @@ class IntConv2d(IntLayer):
 # --- arithmetic that both kinds share
 
 
-def fake_product(x: Tensor, inner: Quantizer, weight: Tensor, outer: FakeQuantize) -> Tensor:
-    """`x @ weight.T`, both quantised, `(..., K)`, `(O, K)` -> `(..., O)`: exact, with gradients."""
-    whole, scale = inner.integers(inner.watch(x))
+def fake_product(whole: Tensor, scale: Tensor, reach: int, weight: Tensor, outer: FakeQuantize) -> Tensor:
+    """Whole numbers `(..., K)` up to `reach`, with their scale, times a weight `(O, ...)` that is quantised here.
+
+    Gives `(..., O)`: exact, with gradients.
+    """
     weight, weight_scale = outer.integers(outer.watch(weight))
 
     def multiply(a: Tensor, b: Tensor, _) -> Tensor:
-        return exact_product(a, b.t(), inner.grid.reach * outer.grid.reach)
+        return exact_product(a, b.t(), reach * outer.grid.reach)
 
-    return scaled(multiply, whole, scale, weight, flat_scale(weight_scale), outer)
+    return scaled(multiply, whole, scale, weight.flatten(1), flat_scale(weight_scale), outer)
 
 
 def scaled(

@@ -226,7 +226,7 @@ class Maker:
         grid, granularity = config.weight_grid, config.weight_granularity
         quantizer = FakeQuantize(grid, tuple(weight.shape), granularity, config.group_size, place=place)
         quantizer.to(self.device)
-        if self.measure:
+        if self.measure and not weight.is_meta:
             rows = quantizer.rows(weight)
             name = f"{self.point.layer}.weight"
             observer = make_observer(

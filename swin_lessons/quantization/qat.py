@@ -81,9 +81,10 @@ def prepare_qat(
 
 
 def _recomputes(module: nn.Module) -> bool:
-    return bool(getattr(module, "checkpointing", False)) or bool(
-        getattr(getattr(module, "config", None), "checkpointing", False)
-    )
+    """Ours, timm's and transformers' words for it."""
+    names = ("checkpointing", "grad_checkpointing", "gradient_checkpointing")
+    holders = (module, getattr(module, "config", None))
+    return any(getattr(holder, name, False) is True for holder in holders for name in names)
 
 
 def _follow_weight(model: nn.Module, quantizer: FakeQuantize) -> None:

@@ -360,3 +360,10 @@ def test_export_sees_no_check():
     fake = quantised("vit", "all")
     exported = torch.export.export(fake, (batches(1)[0],), strict=False).module()
     assert_near(exported(batches(1)[0]), logits(fake, batches(1)[0]), 1e-6)
+
+
+def test_shapes_on_the_meta_device():
+    with torch.device("meta"):
+        net = create_model("swin_tiny_patch4_window7_224")
+        fake = ptq(net, [], QuantConfig.preset("dynamic"))
+        assert fake(torch.empty(2, 3, 224, 224)).shape == (2, 1000)

@@ -260,3 +260,11 @@ def test_subclasses():
 def test_convolutions_that_are_no_plain_product(options):
     with pytest.raises(ValueError, match="0 is a convolution with groups or special padding"):
         ptq(nn.Sequential(nn.Conv2d(2, 2, 3, **options)), [numbers(1, 2, 5, 5)])
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_no_row_at_all(preset):
+    fake, integer = pair(nn.Linear(6, 3), numbers(4, 6), preset=preset)
+    assert assert_equal(fake, integer, numbers(0, 6)).shape == (0, 3)
+    conv = pair(nn.Conv2d(2, 3, 2), numbers(1, 2, 4, 4), preset=preset)
+    assert assert_equal(*conv, numbers(0, 2, 4, 4)).shape == (0, 3, 3, 3)
