@@ -117,7 +117,7 @@ class IntLayer(KeepsFloat32):
             for t in (self.weight_scale, self.weight_zero_point)
         )
         exact = torch.promote_types(dtype, torch.float32)
-        return ((codes - zero_point).to(exact) * scale).to(dtype)
+        return ((codes.int() - zero_point).to(exact) * scale).to(dtype)  # a difference has 9 bits
 
     def product(self, codes: Tensor, scale: Tensor, zero_point: Tensor | None, dtype: torch.dtype) -> Tensor:
         """int8 `(..., K)` with their scale and zero point, times the weight: `(..., O)`, before the bias."""
@@ -167,7 +167,7 @@ class IntConv2d(IntLayer):
         else:
             codes, scale, zero_point = self.input_quant.codes(x)
             zero = 0 if zero_point is None else zero_point
-            rows, size = patches((codes - zero).float(), self)  # zeros at the edge are zeros of the image
+            rows, size = patches(codes.float() - zero, self)  # zeros at the edge are zeros of the image
             rows = rows + zero
             product = self.product(rows.to(torch.int8), scale, zero_point, wide(x).dtype)
             product = product.transpose(1, 2).unflatten(2, size)

@@ -69,6 +69,20 @@ def test_fake_and_converted_are_equal(
     assert_equal(fake, integer, 3 * x)  # beyond the range
 
 
+@pytest.mark.parametrize("granularity", ["tensor", "channel", "group"])
+def test_a_zero_point_at_the_edge_of_the_grid(granularity):
+    """All weights positive: the difference of code and zero point needs 9 bits."""
+    layer = nn.Linear(40, 5)
+    layer.weight.data.abs_()
+    for preset in ("w8a16", "linear"):
+        fake, integer = pair(
+            layer, numbers(3, 40), preset=preset, symmetric_weights=False, weight_granularity=granularity
+        )
+        assert_equal(fake, integer, numbers(3, 40))
+        difference = integer.float_weight() - layer.weight
+        assert difference.abs().max() <= 0.501 * integer.weight_scale.max()
+
+
 @pytest.mark.parametrize("K", [1040, 1041, 3072])
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_long_sums_are_exact(K, symmetric):
