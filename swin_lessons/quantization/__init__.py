@@ -1,9 +1,4 @@
-"""INT8 and INT4: calibration, quantisation-aware training, integer layers, and where it hurts.
-
-quantised = ptq(model, batches)  # calibrated; still floats, rounded
-integers = convert(quantised)    # int8 weights, exact integer products, the same numbers
-save(integers, "model.safetensors")
-"""
+"""INT8 and INT4: calibration, quantisation-aware training, integer layers, and where rounding hurts."""
 
 from .config import KINDS as KINDS
 from .config import QuantConfig

@@ -1,6 +1,8 @@
 """The configuration: presets, JSON, and what it refuses."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 from torch import nn
@@ -57,6 +59,12 @@ def test_what_the_presets_leave_in_float():
 def test_refusals(changes, message):
     with pytest.raises(ValueError, match=message):
         QuantConfig(**changes)
+
+
+def test_the_reference_page_lists_every_kind():
+    page = Path(__file__).parents[2] / "book" / "reference" / "quantization.md"
+    rows = re.findall(r"^\| `(\w+)` \| (.+) \|$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    assert dict(rows) == KINDS
 
 
 def test_unknown_names():
