@@ -255,8 +255,8 @@ class EntropyObserver(SearchObserver):
 
     As TensorRT's calibrator: the reference has what is cut off added to its outermost bins; in the quantised
     distribution each integer spreads its count evenly over the bins that it stands for and that are not empty.
-    Made for activations: over the channels of a large model's weights it takes minutes. Where numbers crowd at one end of
-    the range, as after a GELU, the crowd decides and it cuts too much: prefer "mse" or "percentile" there.
+    Made for activations: over the channels of a large model's weights it takes minutes. Where numbers crowd at one end
+    of the range, as after a GELU, the crowd decides and it cuts too much: prefer "mse" or "percentile" there.
     """
 
     def cost(self, x: Tensor, counts: Tensor, low: Tensor, high: Tensor, grid: Grid) -> Tensor:
