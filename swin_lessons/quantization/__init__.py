@@ -1,11 +1,7 @@
-"""INT8 and INT4: calibration, quantisation-aware training, integer layers, and where it hurts.
+"""INT8 and INT4: calibration, quantisation-aware training, integer layers, and where rounding hurts."""
 
-quantised = ptq(model, batches)  # calibrated; still floats, rounded
-integers = convert(quantised)    # int8 weights, exact integer products, the same numbers
-save(integers, "model.safetensors")
-"""
-
-from .config import KINDS, QuantConfig
+from .config import KINDS as KINDS
+from .config import QuantConfig
 from .exact import exact_product, integer_product, pack_int4, unpack_int4
 from .fake import DynamicQuantize, FakeQuantize, Place, Quantizer, quantizers, switch
 from .files import load, save
@@ -26,7 +22,6 @@ from .qat import conversion_gap, prepare_qat, qat_loss, train_qat
 from .sensitivity import Budgeted, Sensitivity, budgeted, select, sensitivity
 
 __all__ = [
-    "KINDS",
     "Budgeted",
     "DynamicQuantize",
     "EntropyObserver",

@@ -13,7 +13,7 @@ KINDS = {
     "merging": "input and weight of the linear layer in each patch merging",
     "head": "input and weight of the classifier",
     "conv": "input and weight of the patch embedding",
-    "output": "what linear layers and convolutions give, before the bias is added (FasterTransformer's aftergemm)",
+    "output": "what quantised layers give, before the bias is added (FasterTransformer's aftergemm)",
     "narrow_output": "the same for layers with fewer outputs than inputs: fc2 and the linear layer of patch merging",
     "attention": "queries, keys (V2: normalised), values and probabilities: what attention multiplies",
     "softmax": "attention scores, before the position bias is added",

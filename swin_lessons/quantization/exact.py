@@ -40,6 +40,8 @@ def integer_product(x: Tensor, weight: Tensor) -> Tensor:
     if x.device.type == "cuda":
         return cuda_product(x, weight)
     if x.device.type == "cpu" and torch.cpu._is_vnni_supported():
+        if K == 1:  # torch 2.14 then leaves the result unwritten
+            x, weight = F.pad(x, (0, 1)), F.pad(weight, (0, 1))
         return torch._int_mm(x, weight.t())
     return _float_product(x, weight)
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from swin_lessons.models.fast import autocast_on
 
 from .exact import exact_product
-from .grid import Grid, centred, scale_and_zero_point
-from .observers import Observer
+from .grid import Grid, centred, coded, scale_and_zero_point
+from .observers import KeepsFloat32, Observer
 
 WHEN = ("never", "training", "always")
 
@@ -22,20 +22,6 @@ WHEN = ("never", "training", "always")
 def wide(x: Tensor) -> Tensor:
     """Half precisions become fp32; fp32 and fp64 stay."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-class KeepsFloat32(nn.Module):
-    """A module whose own fp32 numbers stay fp32 when the model becomes another dtype: scales are no weights."""
-
-    def _apply(self, fn, recurse=True):
-        own = {**self._parameters, **self._buffers}
-        kept = {n: t.detach() for n, t in own.items() if t is not None and t.dtype == torch.float32}
-        super()._apply(fn, recurse)
-        for name, before in kept.items():
-            now = getattr(self, name)
-            if now.dtype != torch.float32:
-                now.data = before.to(now.device)
-        return self
 
 
 class Place(NamedTuple):
@@ -86,8 +72,7 @@ class Quantizer(nn.Module):
     def codes(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """int8 codes of the shape of `x`, the scale, and the zero point (None for 0)."""
         scale, zero_point = self.grid_of(x)
-        whole = centred(wide(x), scale, zero_point, self.grid)
-        return (whole if zero_point is None else whole + zero_point).to(torch.int8), scale, zero_point
+        return coded(wide(x), scale, zero_point, self.grid).to(torch.int8), scale, zero_point
 
     def grid_of(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """Scale and zero point for `x`, such that they broadcast; None for the zero point 0."""
@@ -107,7 +92,7 @@ class DynamicQuantize(Quantizer):
         self.per = per
 
     def grid_of(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        x = x.detach()
+        x = x.detach() if x.numel() else x.new_zeros(1, 1)
         rows = x if self.per == "token" and x.ndim else x.reshape(1, -1)
         scale, zero_point = scale_and_zero_point(
             rows.amin(-1, keepdim=True), rows.amax(-1, keepdim=True), self.grid

@@ -38,7 +38,10 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> Path:
     metadata = {"format": FORMAT, "quantization": json.dumps(plan.to_dict()), "model": type(model).__name__}
     tensors = {name: value.detach().clone().contiguous() for name, value in kept_state(model).items()}
     with naming_remedy(path), atomic_write(path) as part:
-        save_file(tensors, part, metadata)
+        try:
+            save_file(tensors, part, metadata)
+        except SafetensorError as error:  # how it words a full disk or a missing folder
+            raise OSError(str(error)) from error
     return path
 
 

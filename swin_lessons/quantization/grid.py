@@ -61,18 +61,27 @@ def scale_and_zero_point(low: Tensor, high: Tensor, grid: Grid) -> tuple[Tensor,
     return scale, zero_point.nan_to_num().int()
 
 
-def centred(x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: Grid) -> Tensor:
-    """`code − zero_point` of each number, as whole numbers in the dtype of `x` (fp32 or fp64).
+def coded(x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: Grid) -> Tensor:
+    """The code of each number, as whole numbers in the dtype of `x` (fp32 or fp64).
 
     The gradient goes straight through the rounding where a code is on the grid, and stops where it was clamped.
     `scale` and `zero_point` broadcast against `x`; None for the zero point 0.
     """
     steps = x / scale
-    whole = steps.round()  # halves to even
-    if torch.is_grad_enabled() and steps.requires_grad:
-        whole = (
-            steps + (whole - steps).detach()
-        )  # the same numbers: the difference of close neighbours is exact
+    offset = 0 if zero_point is None else zero_point
+    whole = steps.detach().round()  # halves to even
+    code = whole + offset
+    if not (torch.is_grad_enabled() and steps.requires_grad):
+        return code.clamp_(grid.low, grid.high)
+    # `where`, not `clamp`: PyTorch's versions differ in the gradient of a clamp at its bounds
+    inside = (code >= grid.low) & (code <= grid.high)
+    straight = steps + (whole - steps).detach()  # is `whole` exactly: close neighbours differ by a float
+    return torch.where(inside, straight + offset, code.clamp_(grid.low, grid.high))
+
+
+def centred(x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: Grid) -> Tensor:
+    """`code − zero_point` of each number; otherwise as `coded`."""
+    code = coded(x, scale, zero_point, grid)
     if zero_point is None:
-        return whole.clamp(grid.low, grid.high)
-    return whole.clamp(grid.low - zero_point, grid.high - zero_point)
+        return code
+    return code - zero_point if code.requires_grad else code.sub_(zero_point)

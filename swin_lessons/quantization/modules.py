@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from swin_lessons.models.fast import autocast_on
 
 from .exact import check_depth, exact_product, integer_product, pack_int4, unpack_int4
-from .fake import FakeQuantize, KeepsFloat32, Quantizer, is_on, quantized, wide
+from .fake import FakeQuantize, Quantizer, is_on, quantized, wide
+from .observers import KeepsFloat32
 
 QUANTIZERS = ("input_quant", "weight_quant", "output_quant")
 
@@ -37,7 +38,7 @@ class QuantLinear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         inner, outer = self.input_quant, self.weight_quant
         if is_on(inner) and is_on(outer) and not autocast_on(x.device):
-            product = fake_product(x, inner, self.weight, outer)
+            product = fake_product(*inner.integers(inner.watch(x)), inner.grid.reach, self.weight, outer)
         else:
             product = F.linear(quantized(inner, x), quantized(outer, self.weight))
         return finish(product, self.output_quant, self.bias, x.dtype)
@@ -57,13 +58,8 @@ class QuantConv2d(nn.Conv2d):
         inner, outer = self.input_quant, self.weight_quant
         if is_on(inner) and is_on(outer) and not autocast_on(x.device):
             whole, scale = inner.integers(inner.watch(x))
-            weight, weight_scale = outer.integers(outer.watch(self.weight))
             rows, size = patches(whole, self)  # zeros at the edge are zeros: whole numbers are centred
-
-            def multiply(a: Tensor, b: Tensor, _) -> Tensor:
-                return exact_product(a, b.t(), inner.grid.reach * outer.grid.reach)
-
-            product = scaled(multiply, rows, scale, weight.flatten(1), flat_scale(weight_scale), outer)
+            product = fake_product(rows, scale, inner.grid.reach, self.weight, outer)
             product = product.transpose(1, 2).unflatten(2, size)
         else:
             product = self._conv_forward(quantized(inner, x), quantized(outer, self.weight), None)
@@ -113,14 +109,15 @@ class IntLayer(KeepsFloat32):
         """int8 `(O, K)`, unpacked."""
         return unpack_int4(self.weight, self.depth) if self.weight_bits == 4 else self.weight
 
-    def float_weight(self) -> Tensor:
-        """fp32 `(O, K)`: what the codes stand for."""
+    def float_weight(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """`(O, K)` in `dtype`: what the codes stand for."""
         codes = self.weight_codes()
         scale, zero_point = (
             flat_scale(self.weight_quant._spread(t, codes))
             for t in (self.weight_scale, self.weight_zero_point)
         )
-        return (codes - zero_point).to(torch.float32) * scale
+        exact = torch.promote_types(dtype, torch.float32)
+        return ((codes.int() - zero_point).to(exact) * scale).to(dtype)  # a difference has 9 bits
 
     def product(self, codes: Tensor, scale: Tensor, zero_point: Tensor | None, dtype: torch.dtype) -> Tensor:
         """int8 `(..., K)` with their scale and zero point, times the weight: `(..., O)`, before the bias."""
@@ -143,7 +140,7 @@ class IntLinear(IntLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.input_quant is None:
-            product = F.linear(x, self.float_weight().to(x.dtype))
+            product = F.linear(x, self.float_weight(x.dtype))
         else:
             product = self.product(*self.input_quant.codes(x), wide(x).dtype)
         return finish(product, self.output_quant, self.bias, x.dtype)
@@ -165,12 +162,12 @@ class IntConv2d(IntLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.input_quant is None:
-            weight = self.float_weight().to(x.dtype).unflatten(1, (-1, *self.kernel_size))
+            weight = self.float_weight(x.dtype).unflatten(1, (-1, *self.kernel_size))
             product = F.conv2d(x, weight, None, self.stride, self.padding, self.dilation)
         else:
             codes, scale, zero_point = self.input_quant.codes(x)
             zero = 0 if zero_point is None else zero_point
-            rows, size = patches((codes - zero).float(), self)  # zeros at the edge are zeros of the image
+            rows, size = patches(codes.float() - zero, self)  # zeros at the edge are zeros of the image
             rows = rows + zero
             product = self.product(rows.to(torch.int8), scale, zero_point, wide(x).dtype)
             product = product.transpose(1, 2).unflatten(2, size)
@@ -185,15 +182,17 @@ class IntConv2d(IntLayer):
 # --- arithmetic that both kinds share
 
 
-def fake_product(x: Tensor, inner: Quantizer, weight: Tensor, outer: FakeQuantize) -> Tensor:
-    """`x @ weight.T`, both quantised, `(..., K)`, `(O, K)` -> `(..., O)`: exact, with gradients."""
-    whole, scale = inner.integers(inner.watch(x))
+def fake_product(whole: Tensor, scale: Tensor, reach: int, weight: Tensor, outer: FakeQuantize) -> Tensor:
+    """Whole numbers `(..., K)` up to `reach`, with their scale, times a weight `(O, ...)` that is quantised here.
+
+    Gives `(..., O)`: exact, with gradients.
+    """
     weight, weight_scale = outer.integers(outer.watch(weight))
 
     def multiply(a: Tensor, b: Tensor, _) -> Tensor:
-        return exact_product(a, b.t(), inner.grid.reach * outer.grid.reach)
+        return exact_product(a, b.t(), reach * outer.grid.reach)
 
-    return scaled(multiply, whole, scale, weight, flat_scale(weight_scale), outer)
+    return scaled(multiply, whole, scale, weight.flatten(1), flat_scale(weight_scale), outer)
 
 
 def scaled(

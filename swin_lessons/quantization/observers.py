@@ -12,7 +12,11 @@ from torch import Tensor, nn
 from .grid import Grid, centred, scale_and_zero_point
 
 BINS = 4096  # of a histogram: half of them below zero
-STEPS = 64  # ranges that "mse" and "entropy" try
+ROW_BINS = 1024  # of each, where many rows have one: a channel has few numbers
+COARSE, FINE = (
+    16,
+    128,
+)  # "mse" and "entropy" try these parts of the whole range, then those around the best of them
 CHUNK = 1 << 24  # numbers that a search works on at once
 
 
@@ -25,7 +29,21 @@ def check_finite(x: Tensor, name: str) -> None:
         )
 
 
-class Observer(nn.Module):
+class KeepsFloat32(nn.Module):
+    """A module whose own fp32 numbers stay fp32 when the model becomes another dtype: scales are no weights."""
+
+    def _apply(self, fn, recurse=True):
+        own = {**self._parameters, **self._buffers}
+        kept = {n: t.detach() for n, t in own.items() if t is not None and t.dtype == torch.float32}
+        super()._apply(fn, recurse)
+        for name, before in kept.items():
+            now = getattr(self, name)
+            if now.dtype != torch.float32:
+                now.data = before.to(now.device)
+        return self
+
+
+class Observer(KeepsFloat32):
     """Smallest and largest number of each of `rows` rows.
 
     Attributes:
@@ -105,7 +123,7 @@ class HistogramObserver(Observer):
     So no count is ever lost or split, and zero stays an edge.
 
     Attributes:
-        counts: int64 `(rows, BINS)`; bin `i` holds `[(i − BINS/2) · width, (i + 1 − BINS/2) · width)`.
+        counts: int64 `(rows, bins)`; bin `i` holds `[(i − bins/2) · width, (i + 1 − bins/2) · width)`.
         width: fp32 `(rows,)`; 0 as long as only zeros were seen.
     """
 
@@ -114,7 +132,8 @@ class HistogramObserver(Observer):
 
     def __init__(self, rows: int = 1, *, name: str = "this observer") -> None:
         super().__init__(rows, name=name)
-        self.register_buffer("counts", torch.zeros(rows, BINS, dtype=torch.int64), persistent=False)
+        self.bins = BINS if rows == 1 else ROW_BINS
+        self.register_buffer("counts", torch.zeros(rows, self.bins, dtype=torch.int64), persistent=False)
         self.register_buffer("width", torch.zeros(rows), persistent=False)
 
     def reset(self) -> None:
@@ -126,23 +145,23 @@ class HistogramObserver(Observer):
         super().add(x)
         self._widen(x.abs().amax(1))
         width = torch.where(self.width > 0, self.width, 1.0)[:, None]
-        bins = (x / width).floor_().add_(BINS // 2).clamp_(0, BINS - 1).long()
-        bins += BINS * torch.arange(len(x), device=x.device)[:, None]
+        bins = (x / width).floor_().add_(self.bins // 2).clamp_(0, self.bins - 1).long()
+        bins += self.bins * torch.arange(len(x), device=x.device)[:, None]
         self.counts += torch.bincount(bins.flatten(), minlength=self.counts.numel()).view_as(self.counts)
 
     def _widen(self, reach: Tensor) -> None:
         first = torch.finfo(torch.float32).tiny * 2
         fresh = (self.width == 0) & (reach > 0)
-        self.width.copy_(torch.where(fresh, (reach / (BINS // 2)).clamp(min=first), self.width))
-        while (small := (self.width > 0) & (reach > self.width * (BINS // 2))).any():
+        self.width.copy_(torch.where(fresh, (reach / (self.bins // 2)).clamp(min=first), self.width))
+        while (small := (self.width > 0) & (reach > self.width * (self.bins // 2))).any():
             pairs = self.counts.unflatten(1, (-1, 2)).sum(2)
-            wider = nn.functional.pad(pairs, (BINS // 4, BINS // 4))
+            wider = nn.functional.pad(pairs, (self.bins // 4, self.bins // 4))
             self.counts.copy_(torch.where(small[:, None], wider, self.counts))
             self.width.copy_(torch.where(small, self.width * 2, self.width))
 
     def centres(self) -> Tensor:
-        """Middles of the bins, `(rows, BINS)`; the outermost ones moved to what was really seen."""
-        middle = torch.arange(BINS, device=self.width.device) - (BINS - 1) / 2
+        """Middles of the bins, `(rows, bins)`; the outermost ones moved to what was really seen."""
+        middle = torch.arange(self.bins, device=self.width.device) - (self.bins - 1) / 2
         x = middle * self.width[:, None]
         return torch.maximum(torch.minimum(x, self.high[:, None]), self.low[:, None])
 
@@ -160,7 +179,7 @@ class PercentileObserver(HistogramObserver):
 
     def limits(self, grid: Grid) -> tuple[Tensor, Tensor]:
         self._refuse_unseen()
-        kept, half = self.percentile / 100, BINS // 2
+        kept, half = self.percentile / 100, self.bins // 2
         negative, positive = self.counts[:, :half].flip(1), self.counts[:, half:]
         if grid.symmetric:
             reach = _quantile(negative + positive, kept) * self.width
@@ -191,7 +210,7 @@ class SearchObserver(HistogramObserver):
 
     def limits(self, grid: Grid) -> tuple[Tensor, Tensor]:
         self._refuse_unseen()
-        rows = max(1, CHUNK // (BINS * 4))
+        rows = max(1, CHUNK // (self.bins * 4))
         parts = [self._search(slice(i, i + rows), grid) for i in range(0, len(self.low), rows)]
         low, high = (torch.cat(side) for side in zip(*parts, strict=True))
         return low, high
@@ -200,19 +219,25 @@ class SearchObserver(HistogramObserver):
         x, counts = self.centres()[part], self.counts[part].double()
         whole_low, whole_high = self.low[part].clamp(max=0), self.high[part].clamp(min=0)
         reach = torch.maximum(-whole_low, whole_high)
-        best_low, best_high = whole_low, whole_high
-        least = torch.full_like(reach, torch.inf, dtype=torch.float64)
-        for step in range(STEPS, 0, -1):  # a tie goes to the wider range
-            limit = reach * (step / STEPS)
-            low, high = torch.maximum(whole_low, -limit), torch.minimum(whole_high, limit)
-            cost = self.cost(x, counts, low, high, grid)
-            better = cost < least
-            least = torch.where(better, cost, least)
-            best_low, best_high = torch.where(better, low, best_low), torch.where(better, high, best_high)
-        return best_low, best_high
+
+        def cut(part: Tensor) -> tuple[Tensor, Tensor]:
+            return torch.maximum(whole_low, -reach * part), torch.minimum(whole_high, reach * part)
+
+        def better(best: Tensor, least: Tensor, part: Tensor) -> tuple[Tensor, Tensor]:
+            cost = self.cost(x, counts, *cut(part), grid)
+            return torch.where(cost < least, part, best), torch.minimum(least, cost)
+
+        best = torch.ones_like(reach)
+        least = self.cost(x, counts, *cut(best), grid)
+        for step in range(COARSE - 1, 0, -1):  # a tie goes to the wider range
+            best, least = better(best, least, torch.full_like(best, step / COARSE))
+        coarse, few = best, FINE // COARSE
+        for step in (*range(1, few), *range(-1, -few, -1)):
+            best, least = better(best, least, (coarse + step / FINE).clamp(max=1))
+        return cut(best)
 
     def cost(self, x: Tensor, counts: Tensor, low: Tensor, high: Tensor, grid: Grid) -> Tensor:
-        """What is lost by ranges `low`..`high` `(rows,)`, in rows `x` that occur `counts` times, `(rows, BINS)`."""
+        """What is lost by ranges `low`..`high` `(rows,)`, in rows `x` that occur `counts` times, `(rows, bins)`."""
         raise NotImplementedError
 
 
@@ -230,6 +255,8 @@ class EntropyObserver(SearchObserver):
 
     As TensorRT's calibrator: the reference has what is cut off added to its outermost bins; in the quantised
     distribution each integer spreads its count evenly over the bins that it stands for and that are not empty.
+    Made for activations: over the channels of a large model's weights it takes minutes. Where numbers crowd at one end
+    of the range, as after a GELU, the crowd decides and it cuts too much: prefer "mse" or "percentile" there.
     """
 
     def cost(self, x: Tensor, counts: Tensor, low: Tensor, high: Tensor, grid: Grid) -> Tensor:
@@ -253,7 +280,7 @@ class EntropyObserver(SearchObserver):
     def _cut_off(self, counts: Tensor, inside: Tensor) -> Tensor:
         """What lies outside, put into the outermost bins inside."""
         index = torch.arange(counts.shape[1], device=counts.device).expand_as(counts)
-        first = torch.where(inside, index, BINS - 1).amin(1, keepdim=True)
+        first = torch.where(inside, index, self.bins - 1).amin(1, keepdim=True)
         last = torch.where(inside, index, 0).amax(1, keepdim=True)
         below = (counts * (index < first)).sum(1, keepdim=True)
         above = (counts * (index > last)).sum(1, keepdim=True)

@@ -73,7 +73,7 @@ def find_points(model: nn.Module, config: QuantConfig) -> list[Point]:
     found: list[Point] = []
     position = _position_layers(model)
     for layer, module in model.named_modules():  # a shared layer comes once, with its first name
-        kinds = [k for k in _kinds_of(model, layer, module) if k in config.kinds and module not in position]
+        kinds = [] if module in position else _wanted(_kinds_of(model, layer, module), config)
         fits = {pattern for pattern in config.skip if fnmatchcase(layer, pattern)}
         unused -= fits
         if not fits:
@@ -88,6 +88,12 @@ def find_points(model: nn.Module, config: QuantConfig) -> list[Point]:
             f"{type(model).__name__} has nothing to quantise of kind {', '.join(sorted(config.kinds)) or 'any'}"
         )
     return found
+
+
+def _wanted(kinds: list[str], config: QuantConfig) -> list[str]:
+    """Those of a layer's kinds that are to be quantised; an output only where the layer itself is."""
+    wanted = [kind for kind in kinds if kind in config.kinds]
+    return [] if wanted and wanted[0] in OUTPUTS else wanted
 
 
 def _kinds_of(model: nn.Module, layer: str, module: nn.Module) -> list[str]:
@@ -173,10 +179,14 @@ def place(model: nn.Module, point: Point, config: QuantConfig, measure: bool = T
         ) from None
     if kind not in _kinds_of(model, layer, module) and not _has_its_class(module, kind):
         raise ValueError(f"{layer} is a {type(module).__name__}, which has nothing of kind {kind}")
-    tensors = (*module.parameters(), *module.buffers(), *model.parameters(), *model.buffers())
-    device = next((t.device for t in tensors), torch.device("cpu"))
-    BUILDERS[kind](module, Maker(point, config, device, measure))
+    BUILDERS[kind](module, Maker(point, config, device_of(module, model), measure))
     module.train(module.training)  # what was added, too
+
+
+def device_of(*modules: nn.Module) -> torch.device:
+    """Where the first parameter or buffer of these modules lies; the CPU where there is none."""
+    tensors = (t for module in modules for t in (*module.parameters(), *module.buffers()))
+    return next((t.device for t in tensors), torch.device("cpu"))
 
 
 def _has_its_class(module: nn.Module, kind: str) -> bool:
@@ -216,7 +226,7 @@ class Maker:
         grid, granularity = config.weight_grid, config.weight_granularity
         quantizer = FakeQuantize(grid, tuple(weight.shape), granularity, config.group_size, place=place)
         quantizer.to(self.device)
-        if self.measure:
+        if self.measure and not weight.is_meta:
             rows = quantizer.rows(weight)
             name = f"{self.point.layer}.weight"
             observer = make_observer(

@@ -15,7 +15,7 @@ from tqdm import tqdm
 from .config import QuantConfig
 from .fake import FakeQuantize, is_on, quantizers
 from .modules import QuantConv2d, QuantLinear, become_float, become_integer
-from .points import Plan, owners, prepare
+from .points import Plan, device_of, owners, prepare
 
 
 def ptq(
@@ -56,7 +56,7 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *, progress: bool | None
     In evaluation mode, whatever mode the model is in before and after. Raises as `ptq` does.
     """
     static = [q for q in quantizers(model) if isinstance(q, FakeQuantize) and q.observer is not None]
-    training, device = model.training, next(iter(model.parameters())).device
+    training, device = model.training, device_of(model)
     count, disable = 0, None if progress is None else not progress
     model.eval()
     with watching(model, static) as called:

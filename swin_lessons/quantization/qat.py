@@ -81,9 +81,10 @@ def prepare_qat(
 
 
 def _recomputes(module: nn.Module) -> bool:
-    return bool(getattr(module, "checkpointing", False)) or bool(
-        getattr(getattr(module, "config", None), "checkpointing", False)
-    )
+    """Ours, timm's and transformers' words for it."""
+    names = ("checkpointing", "grad_checkpointing", "gradient_checkpointing")
+    holders = (module, getattr(module, "config", None))
+    return any(getattr(holder, name, False) is True for holder in holders for name in names)
 
 
 def _follow_weight(model: nn.Module, quantizer: FakeQuantize) -> None:
@@ -170,7 +171,7 @@ def train_qat(
     )
     per_epoch = steps_per_epoch(train_set, config)
     total = config.total_steps(per_epoch)
-    freeze = total // 2 if freeze_after is None else freeze_after
+    freeze = max(1, total // 2) if freeze_after is None else freeze_after
     run = _Run(model, teacher, loss, config)
     losses: list[Tensor] = []
     rows: list[Row] = []
