@@ -288,15 +288,22 @@ def window_attention_cost(
     shifted: bool = False,
     cosine: bool = False,
     backward: bool = False,
+    cuts: bool = True,
 ) -> Cost:
     """Between the linear layers, for maps of `tokens` in all in windows of N, with scores and mask in memory or not.
 
     Before: the operations of `models.attention.WindowAttention` with attention="reference". A kernel is taken to
     read each tensor once, since what its programs share stays in the second-level cache.
+
+    Args:
+        cuts: whether cutting into windows and putting them back copies the map. Where one window is as wide as the
+            map, both are views.
     """
     x, scores = tokens * C * itemsize, tokens * N * num_heads * itemsize
     mask = tokens * N * shifted
     launches, moved = (_backward_before if backward else _forward_before)(x, scores, mask)
+    if not cuts:
+        launches, moved = launches - 2, moved - 4 * x
     if cosine:
         extra, wide = (28, 48) if backward else (12, 12)  # passes over C numbers a token, in fp32
         casts = 4 if itemsize < 4 else 0
@@ -310,15 +317,15 @@ def window_attention_cost(
 
 def _forward_before(x: int, scores: int, mask: int) -> tuple[int, int]:
     """Cut, scale, copy q and k, QK', add bias, (mask,) softmax, copy v, PV, join heads, put back: launches, bytes."""
-    if mask:  # it is inverted and read; and two rolls
-        return 15, 22 * x + 8 * scores + 3 * mask
+    if mask:  # it is inverted and read; and two rolls, each over one axis and then the other: see `move_cost`
+        return 17, 26 * x + 8 * scores + 3 * mask
     return 11, 18 * x + 6 * scores
 
 
 def _backward_before(x: int, scores: int, mask: int) -> tuple[int, int]:
     """The same operations backwards: four products, softmax, the sum for the bias, and joining dq, dk and dv."""
     if mask:
-        return 15, 32 * x + 10 * scores + mask
+        return 17, 36 * x + 10 * scores + mask
     return 12, 28 * x + 8 * scores
 
 
