@@ -10,8 +10,12 @@ import torch
 from torch import Tensor
 
 FLOATING = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-NUMBERS: tuple[Any, ...] = (Real, torch.SymFloat, torch.SymInt)  # the last two stand for numbers while PyTorch traces
-WHOLE: tuple[Any, ...] = (Integral, torch.SymInt)
+NUMBERS: tuple[Any, ...] = (
+    Real,
+    torch.SymFloat,
+    torch.SymInt,
+)  # the last two stand for numbers while PyTorch traces
+WHOLE: tuple[Any, ...] = (Integral, torch.SymInt, Tensor)  # what `torch.jit.trace` takes sizes for
 
 
 def check_tensors(**named: Any) -> None:

@@ -187,8 +187,9 @@ def _keep(ctx: Any, inputs: tuple, output: tuple) -> None:
 
 
 def _gradients(ctx: Any, d_out: Tensor, _: Tensor) -> tuple:
-    dqkv, dbias, dfactor = _attention_backward(d_out, *ctx.saved_tensors, *ctx.options)
-    return dqkv, dbias, None if ctx.saved_tensors[2] is None else dfactor, *[None] * len(ctx.options)
+    saved = ctx.saved_tensors  # read once: activation checkpointing gives them away
+    dqkv, dbias, dfactor = _attention_backward(d_out, *saved, *ctx.options)
+    return dqkv, dbias, None if saved[2] is None else dfactor, *[None] * len(ctx.options)
 
 
 _attention.register_autograd(_gradients, setup_context=_keep)
@@ -260,7 +261,7 @@ def _check(qkv, bias, window_size, shift_size, num_heads, scale, logit_factor, d
     for name, value in (("num_heads", num_heads), ("seed", seed)):
         if not isinstance(value, WHOLE):
             raise ValueError(f"{name}={value!r}: a whole number is needed")
-    if not -(2**63) <= seed < 2**63:
+    if not torch.compiler.is_compiling() and not -(2**63) <= seed < 2**63:  # a compiler does not know it
         raise ValueError(f"seed={seed}: a number that 64 bits hold is needed")
     (_, H, W, channels), (h, w), (dy, dx) = qkv.shape, window_size, shift_size
     if num_heads < 1 or channels % (3 * num_heads):

@@ -311,6 +311,18 @@ def test_compilers_see_through(cosine):
     torch.library.opcheck(torch.ops.swin_lessons.window_attention.default, arguments)
 
 
+def test_a_compiler_may_not_know_the_seed():
+    """As in training with attention dropout, where each step throws its own."""
+    qkv, bias = inputs(1, 2, 2, (2, 2), 1, 16)
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def dropped(qkv):
+        seed = int(torch.randint(2**31, ()))
+        return window_attention(qkv, bias, (2, 2), num_heads=1, dropout=0.5, seed=seed, impl="triton")
+
+    assert dropped(qkv).shape == (1, 2, 2, 16)
+
+
 def test_work_is_shared_evenly():
     assert [walkers(10, p) for p in (1, 3, 4, 9, 10, 99)] == [1, 3, 4, 5, 10, 10]
     assert walkers(0, 8) == 0
