@@ -50,17 +50,17 @@ def use_triton(impl: str, x: Tensor, limit: str = "") -> bool:
         raise ValueError(f"impl={impl!r}: choose one of {', '.join(IMPLEMENTATIONS)}")
     if impl == "torch":
         return False
-    obstacle = _obstacle(x) or limit
+    reason = obstacle(x) or limit
     if impl == "auto":
-        return x.is_cuda and not obstacle
+        return x.is_cuda and not reason
     if not HAS_TRITON:
         raise ImportError("impl='triton' needs triton: pip install triton (Linux), or choose impl='torch'")
-    if obstacle:
-        raise ValueError(f"impl='triton': {obstacle}; choose impl='torch' or 'auto'")
+    if reason:
+        raise ValueError(f"impl='triton': {reason}; choose impl='torch' or 'auto'")
     return True
 
 
-def _obstacle(x: Tensor) -> str:
+def obstacle(x: Tensor) -> str:
     """Why no kernel can take `x`; empty when one can."""
     if not HAS_TRITON:
         return "triton is not installed"
