@@ -311,6 +311,18 @@ def test_compilers_see_through(cosine):
     torch.library.opcheck(torch.ops.swin_lessons.window_attention.default, arguments)
 
 
+def test_a_compiler_may_not_know_the_seed():
+    """As in training with attention dropout, where each step throws its own."""
+    qkv, bias = inputs(1, 2, 2, (2, 2), 1, 16)
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def dropped(qkv):
+        seed = int(torch.randint(2**31, ()))
+        return window_attention(qkv, bias, (2, 2), num_heads=1, dropout=0.5, seed=seed, impl="triton")
+
+    assert dropped(qkv).shape == (1, 2, 2, 16)
+
+
 def test_work_is_shared_evenly():
     assert [walkers(10, p) for p in (1, 3, 4, 9, 10, 99)] == [1, 3, 4, 5, 10, 10]
     assert walkers(0, 8) == 0
@@ -330,6 +342,20 @@ def test_work_is_shared_evenly():
         ({"scale": 1.0, "logit_factor": torch.ones(2)}, "give one of them"),
         ({"logit_factor": torch.ones(3)}, "3 numbers: it needs one for 2 heads"),
         ({"dropout": 1.0}, "dropout=1.0"),
+        ({"dropout": math.nan}, "dropout=nan: a share of weights"),
+        ({"qkv": torch.zeros(1, 0, 4, 48)}, "at least one token"),
+        ({"qkv": torch.zeros(1, 4, 4, 0)}, "at least one token"),
+        ({"bias": torch.zeros(2, 4, 4, device="meta")}, "bias on meta: all must be on one device"),
+        ({"bias": torch.zeros(2, 4, 4).int()}, "bias is torch.int32: floating point"),
+        ({"logit_factor": torch.ones(2, device="meta")}, "logit_factor on meta"),
+        ({"logit_factor": 10.0}, "logit_factor is 10.0: a tensor is needed"),
+        ({"scale": torch.ones(())}, r"scale=tensor\(1.\): a number"),
+        ({"window_size": 2}, "window_size=2: two numbers"),
+        ({"window_size": (2, 2, 2)}, r"window_size=\(2, 2, 2\): two numbers"),
+        ({"shift_size": (0.5, 0)}, r"shift_size=\(0.5, 0\): two numbers"),
+        ({"num_heads": 2.0}, "num_heads=2.0: a whole number"),
+        ({"seed": 1.5}, "seed=1.5: a whole number"),
+        ({"seed": 2**63}, "seed=9223372036854775808: a number that 64 bits hold"),
         ({"impl": "cuda"}, "impl='cuda'.*auto, torch, triton"),
         ({"qkv": torch.zeros(1, 4, 4, 48).double(), "impl": "triton"}, "float64 is not among"),
         (
