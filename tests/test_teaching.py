@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "book" / "teaching.md").read_text(encoding="utf-8")
 PLANS = re.findall(r"^\| Starts .+\n\|[-|]+\n((?:\|.+\n)+)", PAGE, re.MULTILINE)
+WRITTEN = {1, 2, 3, 4, 5, 8, 9, 10, 11, 12, 13}
 
 
 def lesson(number: int) -> str:
@@ -35,9 +36,29 @@ def rows(plan: str) -> list[list[str]]:
 def graded() -> dict[int, set[str]]:
     """The exercises in the table of grades, by lesson."""
     found: dict[int, set[str]] = {}
-    for title, number in re.findall(r"^\| ([^|]+) \| (\d) \| \d+ \|", PAGE, re.MULTILINE):
+    for title, number in re.findall(r"^\| ([^|]+) \| (\d+) \| \d+ \|", PAGE, re.MULTILINE):
         found.setdefault(int(number), set()).add(title)
     return found
+
+
+def sections(number: int) -> set[str]:
+    """The numbers of a lesson's sections or, where it has parts, of its parts."""
+    return set(re.findall(r"^## (?:Part )?(\d+)[.:] ", lesson(number), re.MULTILINE))
+
+
+def table(heading: str) -> dict[int, list[str]]:
+    """The cells behind the number of a lesson, in the table whose first line holds `heading`."""
+    found = re.search(rf"^\| Lesson \|.*{heading}.*\n\|[-|]+\n((?:\|.+\n)+)", PAGE, re.MULTILINE)
+    assert found, heading
+    return {int(number): cells for number, *cells in rows(found[1])}
+
+
+def entries(heading: str) -> list[tuple[str, str]]:
+    """What a section of the page asks or names, each with the answer below it."""
+    _, found = PAGE.split(f"\n### {heading}\n", 1)
+    return re.findall(
+        r"^(.+)\n: (.+)$", re.split(r"^##", found, maxsplit=1, flags=re.MULTILINE)[0], re.MULTILINE
+    )
 
 
 def minutes(clock: str) -> int:
@@ -45,9 +66,15 @@ def minutes(clock: str) -> int:
     return 60 * int(hours) + int(rest)
 
 
-def test_there_are_plans_for_three_hours_a_day_and_two_days() -> None:
-    assert len(PLANS) == 4
+def test_there_are_plans_for_three_hours_a_day_two_days_and_a_third() -> None:
+    assert len(PLANS) == 5
     assert sum(int(row[1]) for row in rows(PLANS[0])) == 180
+    assert [sum(int(row[1]) for row in rows(plan)) for plan in PLANS[1:]] == [465, 480, 480, 480]
+
+
+def test_the_third_day_goes_through_the_lessons_on_speed_in_order() -> None:
+    taught = [int(n) for n in re.findall(r"\| (\d+), (?:§|part)", PLANS[4])]
+    assert taught == [8, 8, 9, 10, 10, 11, 12, 12, 13]
 
 
 @pytest.mark.parametrize("plan", PLANS)
@@ -59,9 +86,24 @@ def test_each_part_starts_when_the_one_before_it_ends(plan: str) -> None:
 @pytest.mark.parametrize("plan", PLANS)
 def test_the_sections_of_a_plan_exist(plan: str) -> None:
     for *_, where in rows(plan):
-        for number, sections in re.findall(r"(\d), § ([^;\[|]+)", where):
-            titles = re.findall(r"^## (\d+)\. ", lesson(int(number)), re.MULTILINE)
-            assert set(re.findall(r"\d+", sections)) <= set(titles) or not titles
+        for number, named in re.findall(r"(\d+), (?:§|part) ([^;\[|]+)", where):
+            assert set(re.findall(r"\d+", named)) <= sections(int(number))
+
+
+@pytest.mark.parametrize("heading", ["Run", "Never cut", "Needs data"])
+def test_the_sections_in_the_tables_of_lessons_exist(heading: str) -> None:
+    for number, cells in table(heading).items():
+        for cell in cells:
+            for named in re.findall(r"[Ss]ections? (\d+(?:(?:, | and | to )\d+)*)", cell):
+                assert set(re.findall(r"\d+", named)) <= sections(number), (number, cell)
+
+
+def test_every_lesson_on_speed_has_its_goals_and_every_lesson_its_needs_questions_mistakes_and_cuts() -> None:
+    assert set(table("By the end")) == set(table("Run")) == {8, 9, 10, 11, 12, 13}
+    assert set(table("Needs data")) == set(table("Never cut")) == WRITTEN
+    for number in WRITTEN:
+        assert len(entries(f"Lesson {number}")) == 3
+        assert len(entries(f"Lesson {number}: mistakes")) >= 4
 
 
 @pytest.mark.parametrize("plan", PLANS)
@@ -74,6 +116,4 @@ def test_the_exercises_of_a_plan_exist(plan: str) -> None:
 
 def test_every_exercise_of_a_written_lesson_can_be_graded() -> None:
     listed = graded()
-    written = {number for number in listed if lesson(number)}
-    assert written >= {1, 2, 3, 4}
-    assert {n: listed[n] for n in written} == {n: exercises(n) for n in written}
+    assert listed == {n: exercises(n) for n in WRITTEN}

@@ -24,6 +24,7 @@ from swin_lessons.data import DataSpec, load_dataset
 from swin_lessons.data.folders import find_split
 from swin_lessons.data.pixels import to_pair
 from swin_lessons.models import create_model
+from swin_lessons.models.fused import kernel_parts
 from swin_lessons.results import save_result
 from swin_lessons.training import (
     CheckpointError,
@@ -165,12 +166,30 @@ def prepare(args: argparse.Namespace, overrides: dict[str, Any], device: torch.d
     return job
 
 
+def check_kernels(args: argparse.Namespace, optimizer: str, device: torch.device) -> None:
+    """Before anything is read or written, whether this device runs the kernels that options ask for.
+
+    Raises:
+        ValueError: names the options, the reason and the way out.
+    """
+    asked = [f"--kernels {args.kernels}"] if kernel_parts(args.kernels or "torch") else []
+    options = {"attention": args.attention, "optimizer": optimizer}
+    asked += [f"--{name} triton" for name, value in options.items() if value == "triton"]
+    if not asked:
+        return
+    from swin_lessons.kernels.launch import obstacle
+
+    if reason := obstacle(torch.empty(0, device=device)):
+        raise ValueError(f"{', '.join(asked)}: {reason}; or leave the option out, to run by PyTorch")
+
+
 def _prepare(args: argparse.Namespace, overrides: dict[str, Any], device: torch.device) -> Job:
     folder = args.out or Path("runs") / re.sub(r"[^\w.-]+", "-", f"{args.model}-{args.data}")
     pretrained_only = args.eval_only and args.pretrained
     refuse_file(folder)
     kept = read_config(folder, args) if args.resume or (args.eval_only and not pretrained_only) else {}
     config = TrainConfig.from_dict(kept.get("train", {}) | overrides)  # a wrong option is an error here
+    check_kernels(args, config.optimizer, device)
     kwargs = kept.get("model_kwargs") or wished_input(args)
     sizes = {name: kwargs[name] for name in ("img_size", "in_chans")}
     splits = load_splits(args.data, root=args.root, skip_bad=args.skip_bad, **sizes)

@@ -86,13 +86,11 @@ def run(args: argparse.Namespace) -> int:
     check_writable(args.out)
     if args.threads:
         torch.set_num_threads(args.threads)
-    with Console() as console:
+    with Console(args.suite, args.out) as console:
         result = suite.run(options, console)
     print(suite.summary(result))
     if args.out:
-        from swin_lessons.results import save_result
-
-        print(f"wrote {save_result(args.out, {'suite': args.suite, **result})}")
+        print(f"wrote {console.keep(result)}")
     return 0
 
 
@@ -115,7 +113,10 @@ def bench_options(args: argparse.Namespace) -> Any:
 
 
 class Console:
-    """Progress bars on a terminal; tables on stdout always."""
+    """Progress bars on a terminal; tables on stdout always; results in a file if there is one."""
+
+    def __init__(self, suite: str = "", out: Path | None = None) -> None:
+        self.suite, self.out = suite, out
 
     def __enter__(self) -> Console:
         from rich.console import Console as RichConsole
@@ -148,3 +149,9 @@ class Console:
     def text(self, text: str) -> None:
         """A finished table."""
         print(text, flush=True)
+
+    def keep(self, result: dict[str, Any]) -> Path | None:
+        """Write what there is, with its provenance; a later call replaces it."""
+        from swin_lessons.results import save_result
+
+        return self.out and save_result(self.out, {"suite": self.suite, **result})

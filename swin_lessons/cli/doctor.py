@@ -94,7 +94,7 @@ def software(machine: dict[str, Any]) -> list[Finding]:
 def _triton(version: str | None) -> Finding:
     if version is None:
         return Finding(
-            "Triton", None, "not installed", "kernels fall back to PyTorch; needed in lessons 10 to 12"
+            "Triton", None, "not installed", "kernels fall back to PyTorch; needed in lessons 10 to 13"
         )
     return Finding(
         "Triton", True, version, "kernels compile for a GPU, and run in the interpreter without one"

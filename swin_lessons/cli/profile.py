@@ -84,6 +84,10 @@ def run(args: argparse.Namespace) -> int:
 
     if args.batch < 1:
         raise ValueError(f"--batch {args.batch}: at least one image")
+    if args.rounds < 7:
+        raise ValueError(f"--rounds {args.rounds} is too few for a median: use at least 7")
+    if args.top < 0:
+        raise ValueError(f"--top {args.top}: how many operations to list, 0 or more")
     args.device = str(pick_device(args.device))
     if args.nvtx and not args.device.startswith("cuda"):
         raise ValueError("--nvtx marks what a GPU does: use --device cuda; on a CPU, use --trace FILE")

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw as pytorch_adamw
 
+from .checks import check_number, check_tensors
 from .cost import Cost
 from .launch import DTYPES, IMPLEMENTATIONS, ceil_div, tl, triton, use_triton
 from .spec import Spec
@@ -52,7 +53,7 @@ def adamw_torch(
         grad = grad / grad_scale.reshape(())
     mean = exp_avg.lerp(grad, 1 - beta1)
     square = exp_avg_sq.lerp(grad * grad, 1 - beta2)
-    t = step.to(param)
+    t = step.to(param).reshape(())
     correction1, correction2 = -torch.expm1(t * _log(beta1)), -torch.expm1(t * _log(beta2))
     direction = mean / correction1 / ((square / correction2).sqrt() + eps)
     new = (1 - lr * weight_decay) * param - lr * direction
@@ -93,7 +94,7 @@ def _update(pointers, at, there, numbers, EMA: tl.constexpr):
     mean = tl.load(exp_avg_ptr + at, mask=there, other=0.0)
     square = tl.load(exp_avg_sq_ptr + at, mask=there, other=0.0)
     mean += alpha1 * (grad - mean)
-    square += alpha2 * (grad * grad - square)
+    square = (square - alpha2 * square) + alpha2 * (grad * grad)  # exact if beta2 is 0
     param = shrink * param - rate * (mean / (tl.sqrt(square) * root + eps))
     tl.store(param_ptr + at, param, mask=there)
     tl.store(exp_avg_ptr + at, mean, mask=there)
@@ -249,22 +250,23 @@ def adamw_(
             not contiguous take a copy there and back.
         grads: fp32, fp16 or bf16, all in one dtype. They are read only: unlike PyTorch's fused AdamW, which leaves
             them unscaled, this leaves them as they were.
-        step: of this update, from 1: a number; a 0-dimensional fp32 tensor; or one such tensor for each parameter.
+        step: of this update, from 1: a number; a tensor of one number; or one such tensor for each parameter.
         ema: moving averages of the parameters; each moves towards its updated parameter by `1 - ema_decay`.
         grad_scale: one number on the device, by which the gradients are divided (from a `GradScaler`).
         found_inf: one number on the device; unless it is 0, nothing changes at all. Nobody waits for it.
         impl: "auto", "torch" (one parameter after the other, fp64 too) or "triton".
 
     Raises:
-        ValueError: lists or shapes that do not fit; parameters narrower than fp32; with impl="triton", tensors on
-            several devices, or of dtypes that the kernel does not take.
+        ValueError: lists, shapes, dtypes or devices that do not fit; a number out of range; parameters narrower than
+            fp32; with impl="triton", tensors on several devices, or of dtypes that the kernel does not take.
     """
     if not params:
         return
     _check(params, {"grads": grads, "exp_avgs": exp_avgs, "exp_avg_sqs": exp_avg_sqs, "ema": ema or params})
-    if isinstance(step, int):
-        step = torch.full((), float(step), device=params[0].device)
-    steps = [step] * len(params) if isinstance(step, Tensor) else list(step)
+    steps = _steps(step, params)
+    for name, value in (("grad_scale", grad_scale), ("found_inf", found_inf)):
+        if value is not None and not _is_one_number(value):
+            raise ValueError(f"{name}={value!r}: a tensor of one number is needed, or None")
     numbers: dict[str, Any] = {
         "lr": lr,
         "beta1": beta1,
@@ -272,12 +274,14 @@ def adamw_(
         "eps": eps,
         "weight_decay": weight_decay,
     }
+    _check_numbers(ema_decay=ema_decay, **numbers)
     numbers |= {"ema_decay": ema_decay, "grad_scale": grad_scale, "found_inf": found_inf}
     if use_triton(impl, params[0], limit([*params, *exp_avgs, *exp_avg_sqs, *(ema or [])], grads)):
         _adamw(params, grads, exp_avgs, exp_avg_sqs, ema or [], steps, **numbers)
         return
     averages: Sequence[Tensor | None] = ema or [None] * len(params)
     for one in zip(params, grads, exp_avgs, exp_avg_sqs, averages, steps, strict=True):
+        _check_one(*one[:5])
         adamw_torch(*one, **numbers)
 
 
@@ -302,12 +306,53 @@ def _check(params: Sequence[Tensor], others: Mapping[str, Sequence[Tensor]]) -> 
         if len(tensors) != len(params):
             raise ValueError(f"{len(tensors)} {name} for {len(params)} params: give one for each")
         for i, (param, tensor) in enumerate(zip(params, tensors, strict=True)):
+            if not isinstance(tensor, Tensor):
+                raise ValueError(
+                    f"{name}[{i}] is {tensor!r:.40}: a tensor is needed; leave out parameters without a gradient"
+                )
             if tensor.shape != param.shape:
                 shapes = f"{tuple(tensor.shape)}, params[{i}] {tuple(param.shape)}"
                 raise ValueError(f"{name}[{i}] has the shape {shapes}: they must be alike")
     narrow = next((p.dtype for p in params if p.dtype not in (torch.float32, torch.float64)), None)
     if narrow:
         raise ValueError(f"a parameter is {narrow}, too narrow for small steps: keep parameters in float32")
+
+
+def _check_one(
+    param: Tensor, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, average: Tensor | None
+) -> None:
+    """One parameter and what belongs to it, before PyTorch updates it: the kernel's `limit` looks at all at once."""
+    own = {"exp_avgs": exp_avg, "exp_avg_sqs": exp_avg_sq} | ({} if average is None else {"ema": average})
+    check_tensors(params=param, grads=grad, **own)
+    for name, tensor in own.items():
+        if tensor.dtype != param.dtype:
+            raise ValueError(f"{name} of a {param.dtype} parameter is {tensor.dtype}: they must be alike")
+
+
+def _check_numbers(*, beta1: float, beta2: float, ema_decay: float, **others: float | Tensor) -> None:
+    """Refuse what would make weights infinite, or send them uphill."""
+    check_number("beta1", beta1, 0, 1)
+    check_number("beta2", beta2, 0, 1)
+    check_number("ema_decay", ema_decay, 0, math.nextafter(1, 2))
+    for name, value in others.items():
+        if not isinstance(value, Tensor):  # a learning rate on a device: reading it would wait for the device
+            check_number(name, value, 0)
+
+
+def _is_one_number(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.numel() == 1
+
+
+def _steps(step: Any, params: Sequence[Tensor]) -> list[Tensor]:
+    """A tensor for each parameter: the kernel takes their addresses, so that one too few would be read as another."""
+    if isinstance(step, Tensor):
+        step = [step] * len(params)
+    elif not isinstance(step, Sequence):
+        check_number("step", step, 1)
+        step = [torch.full((), float(step), device=params[0].device)] * len(params)
+    if len(step) != len(params) or not all(map(_is_one_number, step)):
+        raise ValueError(f"step={step!r:.80}: a number from 1, or a tensor of one number for each parameter")
+    return list(step)
 
 
 # --- the optimiser
@@ -407,6 +452,10 @@ class FusedAdamW(torch.optim.AdamW):
             torch._foreach_sub_(steps, (found_inf != 0).to(steps[0]).reshape(()))
 
     def _with_pytorch(self, params, grads, moments, steps, averages, *, found_inf, **numbers: Any) -> None:
+        if any(g.layout != torch.strided for g in grads):
+            raise ValueError("a gradient is sparse: use torch.optim.SparseAdam for such parameters")
+        if any(p.is_complex() for p in params):
+            raise ValueError("a parameter is complex: use torch.optim.AdamW, or real parameters")
         numbers |= {"fused": True, "amsgrad": False, "maximize": False, "found_inf": found_inf}
         pytorch_adamw(params, grads, moments[0], moments[1], [], steps, **numbers)
         if averages:

@@ -6,6 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+
+from ..models.fast import in_transform
 
 try:
     import triton
@@ -47,20 +50,22 @@ def use_triton(impl: str, x: Tensor, limit: str = "") -> bool:
         raise ValueError(f"impl={impl!r}: choose one of {', '.join(IMPLEMENTATIONS)}")
     if impl == "torch":
         return False
-    obstacle = _obstacle(x) or limit
+    reason = obstacle(x) or limit
     if impl == "auto":
-        return x.is_cuda and not obstacle
+        return x.is_cuda and not reason
     if not HAS_TRITON:
         raise ImportError("impl='triton' needs triton: pip install triton (Linux), or choose impl='torch'")
-    if obstacle:
-        raise ValueError(f"impl='triton': {obstacle}; choose impl='torch' or 'auto'")
+    if reason:
+        raise ValueError(f"impl='triton': {reason}; choose impl='torch' or 'auto'")
     return True
 
 
-def _obstacle(x: Tensor) -> str:
+def obstacle(x: Tensor) -> str:
     """Why no kernel can take `x`; empty when one can."""
     if not HAS_TRITON:
         return "triton is not installed"
+    if _transformed():
+        return "torch.func's transforms and forward-mode differentiation cannot look into a kernel"
     if x.dtype not in DTYPES:
         return f"{x.dtype} is not among {', '.join(str(d).removeprefix('torch.') for d in DTYPES)}"
     if x.is_cuda:
@@ -74,12 +79,29 @@ def _obstacle(x: Tensor) -> str:
     )
 
 
+def _transformed() -> bool:
+    """Does PyTorch differentiate or vectorise in a way that a kernel would silently drop out of?
+
+    A compiler refuses the other transforms by itself.
+    """
+    return forward_ad._current_level >= 0 if torch.compiler.is_compiling() else in_transform()
+
+
 @lru_cache
 def _too_old(device: torch.device) -> str:
     major, minor = torch.cuda.get_device_capability(device)
     return (
         "" if (major, minor) >= OLDEST else f"sm_{major}{minor} is older than sm_80, the first that is served"
     )
+
+
+def once_only(backward: Any) -> None:
+    """Second derivatives, which would need a gradient of the operation `backward`, end in an error with a remedy."""
+
+    def refuse(ctx: Any, *_: Any) -> None:
+        raise NotImplementedError("kernels have first derivatives only: choose impl='torch' for second ones")
+
+    backward.register_autograd(refuse)
 
 
 def multiprocessors(x: Tensor) -> int:

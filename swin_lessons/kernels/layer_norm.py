@@ -14,8 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .checks import check_dtype, check_number, check_tensors
 from .cost import Cost
-from .launch import ceil_div, multiprocessors, power_of_2, tl, triton, use_triton
+from .launch import ceil_div, multiprocessors, once_only, power_of_2, tl, triton, use_triton
 from .spec import FLOATS, HALVES, Spec
 
 MAX_CHANNELS = 8192  # a row must fit the registers of one program
@@ -237,6 +238,7 @@ def _gradients(ctx: Any, dy: Tensor, dsum: Tensor | None, *_: Tensor) -> tuple:
 
 
 _norm.register_autograd(_gradients, setup_context=_keep)
+once_only(_norm_backward)
 
 
 # --- the operations
@@ -259,10 +261,10 @@ def layer_norm(
         impl: "auto", "torch" or "triton".
 
     Raises:
-        ValueError: shapes that do not fit; with impl="triton", more than 8,192 channels or a dtype other than
-            fp32, fp16 and bf16.
+        ValueError: shapes, dtypes or devices that do not fit; a negative `eps`; with impl="triton", more than 8,192
+            channels or a dtype other than fp32, fp16 and bf16.
     """
-    check_parameters(x, weight, bias)
+    check_parameters(x, weight, bias, eps, dtype)
     if not use_triton(impl, x, limit(x)):
         return layer_norm_torch(x, weight, bias, eps, dtype)
     return _norm(x, None, weight, bias, eps, PLAIN, dtype or x.dtype, x.dtype)[0]
@@ -321,7 +323,8 @@ def add_layer_norm(
     Raises:
         ValueError: as `layer_norm`; another `order`; `x` and `residual` of different shape.
     """
-    check_parameters(x, weight, bias)
+    check_tensors(x=x, residual=residual)
+    check_parameters(x, weight, bias, eps, dtype)
     if order not in ("pre", "post"):
         raise ValueError(f"order={order!r}: choose 'pre' (Swin V1) or 'post' (Swin V2)")
     if x.shape != residual.shape:
@@ -345,17 +348,20 @@ def limit(x: Tensor) -> str:
     )
 
 
-def check_parameters(x: Tensor, weight: Tensor, bias: Tensor) -> None:
-    """Refuse a weight and a bias that do not fit the channels of `x`, and whole numbers.
+def check_parameters(x: Tensor, weight: Tensor, bias: Tensor, eps: float, dtype: torch.dtype | None) -> None:
+    """Refuse a weight and a bias that do not fit the channels of `x`, a negative `eps` and whole numbers.
 
     Raises:
-        ValueError: names the shapes.
+        ValueError: names the shapes, or the value.
     """
+    check_tensors(x=x, weight=weight, bias=bias)
+    check_number("eps", eps, 0)
+    check_dtype(dtype)
     if x.ndim == 0 or weight.shape != x.shape[-1:] or bias.shape != weight.shape:
         shapes = f"x {tuple(x.shape)}, weight {tuple(weight.shape)}, bias {tuple(bias.shape)}"
         raise ValueError(f"{shapes}: weight and bias need one number for each of x's channels")
-    if not x.is_floating_point():
-        raise ValueError(f"x is {x.dtype}: LayerNorm needs floating point")
+    if x.shape[-1] == 0:
+        raise ValueError(f"x {tuple(x.shape)}: at least one channel is needed")
 
 
 # --- what to expect

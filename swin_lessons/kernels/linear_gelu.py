@@ -16,8 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..models.fast import autocast_on
+from .checks import check_tensors
 from .cost import Cost
-from .launch import ceil_div, interpreting, multiprocessors, tl, triton, use_triton
+from .launch import ceil_div, interpreting, multiprocessors, once_only, tl, triton, use_triton
 from .spec import Spec
 
 GROUP = 8  # rows of tiles that are taken together
@@ -232,6 +233,7 @@ def _gradients(ctx: Any, dy: Tensor, _: Tensor) -> tuple:
 
 
 _linear_gelu.register_autograd(_gradients, setup_context=_keep)
+once_only(_gelu_backward)
 
 
 # --- the operation
@@ -252,6 +254,7 @@ def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, *, impl: str = "auto") 
         ValueError: shapes, dtypes or devices that do not fit; with impl="triton", a dtype other than fp32, fp16 and
             bf16.
     """
+    check_tensors(x=x, weight=weight, bias=bias)
     if autocast_on(x.device) and x.dtype != torch.float64:
         x, weight, bias = (t.to(torch.get_autocast_dtype(x.device.type)) for t in (x, weight, bias))
     _check(x, weight, bias)
@@ -265,8 +268,8 @@ def _check(x: Tensor, weight: Tensor, bias: Tensor) -> None:
     shapes = f"x {tuple(x.shape)}, weight {tuple(weight.shape)}, bias {tuple(bias.shape)}"
     if x.ndim == 0 or weight.ndim != 2 or weight.shape[1] != x.shape[-1] or bias.shape != weight.shape[:1]:
         raise ValueError(f"{shapes}: they must be (..., K), (N, K) and (N,)")
-    if len({t.dtype for t in (x, weight, bias)}) > 1 or len({t.device for t in (x, weight, bias)}) > 1:
-        kinds = ", ".join(f"{t.dtype} on {t.device}" for t in (x, weight, bias))
+    if len({t.dtype for t in (x, weight, bias)}) > 1:
+        kinds = ", ".join(str(t.dtype) for t in (x, weight, bias))
         raise ValueError(
             f"x, weight and bias are {kinds}: they must be alike; cast them, or use torch.autocast"
         )

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from .launch import HAS_TRITON, interpreting
-from .spec import Spec
+from .spec import FLOATS, Spec
 
 # modules of this package that have `specs()`
 OPERATIONS = (
@@ -95,10 +95,12 @@ def compile_report(
         A dict a row, with the fields of `Row`.
 
     Raises:
-        ValueError: an unknown `op` or `target`.
+        ValueError: an unknown `op`, `target` or dtype.
         ImportError: triton is not installed.
     """
     check_compiler(target)
+    if isinstance(dtypes, str) or not set(dtypes) <= set(FLOATS):
+        raise ValueError(f"dtypes={dtypes!r}: give a list of {', '.join(FLOATS)}")
     names = [spec.name for spec in all_specs() if spec.name.startswith(op or "")]
     if not names:
         known = sorted({spec.name.split("[")[0] for spec in all_specs()})

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from ..models.windows import Size
+from .checks import check_tensors
 from .cost import Cost
-from .launch import ceil_div, tl, triton, use_triton
+from .launch import ceil_div, once_only, tl, triton, use_triton
 from .layer_norm import (
     POST,
     PRE,
@@ -260,6 +261,7 @@ def _gradients(ctx: Any, dy: Tensor, dsum: Tensor | None, *_: Tensor) -> tuple:
 
 
 _reverse_unshift.register_autograd(_gradients, setup_context=_keep)
+once_only(_reverse_unshift_backward)
 
 
 # --- the operation
@@ -328,8 +330,8 @@ def reverse_unshift(
         impl: "auto", "torch" or "triton".
 
     Raises:
-        ValueError: shapes that do not fit; another `order`; a dtype without an order; an order without weight and
-            bias, or these without an order; with impl="triton", the limits of `shift_partition`.
+        ValueError: shapes, dtypes or devices that do not fit; another `order`; a dtype without an order; an order
+            without weight and bias, or these without an order; with impl="triton", the limits of `shift_partition`.
     """
     check_map(shortcut, window_size, shift_size)
     _check(windows, shortcut, window_size)
@@ -338,7 +340,7 @@ def reverse_unshift(
     if order is None and dtype not in (None, wide):
         raise ValueError(f"dtype={dtype}: an addition without LayerNorm gives {wide}; cast before or after")
     if weight is not None and bias is not None:
-        check_parameters(shortcut, weight, bias)
+        check_parameters(shortcut, weight, bias, eps, dtype)
     if not (use_triton(impl, shortcut, limit(shortcut)) and use_triton(impl, windows)):
         return reverse_unshift_torch(
             windows, shortcut, window_size, shift_size, weight, bias, eps, order, dtype
@@ -352,6 +354,7 @@ def reverse_unshift(
 
 
 def _check(windows: Tensor, shortcut: Tensor, window_size: Size) -> None:
+    check_tensors(windows=windows, shortcut=shortcut)
     expected = window_shape(shortcut.shape, window_size)
     if windows.shape != expected:
         raise ValueError(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..models.windows import Size
 from .cost import Cost
-from .launch import ceil_div, tl, triton, use_triton
+from .launch import ceil_div, once_only, tl, triton, use_triton
 from .layer_norm import (
     check_parameters,
     layer_norm_cost,
@@ -194,6 +194,7 @@ def _gradients(ctx: Any, dwindows: Tensor, *_: Tensor) -> tuple:
 
 
 _shift_partition.register_autograd(_gradients, setup_context=_keep)
+once_only(_shift_partition_backward)
 
 
 # --- the operation
@@ -225,8 +226,8 @@ def shift_partition(
         impl: "auto", "torch" or "triton".
 
     Raises:
-        ValueError: shapes that do not fit; weight without bias; a dtype without them; with impl="triton", more than
-            8,192 channels or a dtype other than fp32, fp16 and bf16.
+        ValueError: shapes, dtypes or devices that do not fit; weight without bias; a dtype without them; with
+            impl="triton", more than 8,192 channels or a dtype other than fp32, fp16 and bf16.
     """
     check_map(x, window_size, shift_size)
     if (weight is None) != (bias is None):
@@ -234,7 +235,7 @@ def shift_partition(
     if weight is None and dtype not in (None, x.dtype):
         raise ValueError(f"dtype={dtype}: a pure move keeps {x.dtype}; cast before or after")
     if weight is not None and bias is not None:
-        check_parameters(x, weight, bias)
+        check_parameters(x, weight, bias, eps, dtype)
     if not use_triton(impl, x, limit(x)):
         return shift_partition_torch(x, window_size, shift_size, weight, bias, eps, dtype)
     layout = layout_of(x, window_size, shift_size)

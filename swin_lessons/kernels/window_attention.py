@@ -16,8 +16,9 @@ from ..models.fast import unit_vectors
 from ..models.windows import Size, cyclic_shift, shift_mask, window_partition, window_reverse
 from . import window_attention_blocks as blocks
 from . import window_attention_whole as whole
+from .checks import WHOLE, check_number, check_pair, check_tensors
 from .cost import Cost
-from .launch import ceil_div, interpreting, multiprocessors, use_triton
+from .launch import ceil_div, interpreting, multiprocessors, once_only, use_triton
 from .philox import uniform
 from .spec import Spec
 from .window_attention_tiles import Job, Tiles, arithmetic, job_specs, launch, walkers, whole_tiles
@@ -186,11 +187,13 @@ def _keep(ctx: Any, inputs: tuple, output: tuple) -> None:
 
 
 def _gradients(ctx: Any, d_out: Tensor, _: Tensor) -> tuple:
-    dqkv, dbias, dfactor = _attention_backward(d_out, *ctx.saved_tensors, *ctx.options)
-    return dqkv, dbias, None if ctx.saved_tensors[2] is None else dfactor, *[None] * len(ctx.options)
+    saved = ctx.saved_tensors  # read once: activation checkpointing gives them away
+    dqkv, dbias, dfactor = _attention_backward(d_out, *saved, *ctx.options)
+    return dqkv, dbias, None if saved[2] is None else dfactor, *[None] * len(ctx.options)
 
 
 _attention.register_autograd(_gradients, setup_context=_keep)
+once_only(_attention_backward)
 
 
 # --- the operation
@@ -225,10 +228,10 @@ def window_attention(
         impl: "auto", "torch" or "triton".
 
     Raises:
-        ValueError: sizes that do not fit together; with impl="triton", a head_dim above 64 or a dtype other than
-            fp32, fp16 and bf16.
+        ValueError: sizes, dtypes or devices that do not fit together; values out of range; with impl="triton", a
+            head_dim above 64 or a dtype other than fp32, fp16 and bf16.
     """
-    _check(qkv, bias, window_size, shift_size, num_heads, scale, logit_factor, dropout)
+    _check(qkv, bias, window_size, shift_size, num_heads, scale, logit_factor, dropout, seed)
     head_dim = qkv.shape[-1] // (3 * num_heads)
     scale = head_dim**-0.5 if scale is None else scale
     window, shift = (window_size[0], window_size[1]), (shift_size[0], shift_size[1])
@@ -249,15 +252,21 @@ def window_attention(
     )
 
 
-def _check(qkv, bias, window_size, shift_size, num_heads, scale, logit_factor, dropout) -> None:
-    if qkv.ndim != 4 or not qkv.is_floating_point():
-        raise ValueError(
-            f"qkv is {tuple(qkv.shape)} of {qkv.dtype}: it must be (B, H, W, 3C), floating point"
-        )
+def _check(qkv, bias, window_size, shift_size, num_heads, scale, logit_factor, dropout, seed) -> None:
+    check_tensors(qkv=qkv, bias=bias, **({} if logit_factor is None else {"logit_factor": logit_factor}))
+    if qkv.ndim != 4 or 0 in qkv.shape[1:]:
+        raise ValueError(f"qkv is {tuple(qkv.shape)}: it must be (B, H, W, 3C), with at least one token")
+    check_pair("window_size", window_size, 1)
+    check_pair("shift_size", shift_size)
+    for name, value in (("num_heads", num_heads), ("seed", seed)):
+        if not isinstance(value, WHOLE):
+            raise ValueError(f"{name}={value!r}: a whole number is needed")
+    if not torch.compiler.is_compiling() and not -(2**63) <= seed < 2**63:  # a compiler does not know it
+        raise ValueError(f"seed={seed}: a number that 64 bits hold is needed")
     (_, H, W, channels), (h, w), (dy, dx) = qkv.shape, window_size, shift_size
     if num_heads < 1 or channels % (3 * num_heads):
         raise ValueError(f"{channels} channels are not 3 x {num_heads} heads of one size")
-    if h < 1 or w < 1 or H % h or W % w:
+    if H % h or W % w:
         raise ValueError(
             f"windows of {h} x {w} do not tile a map of {H} x {W}: pad it before the linear layer"
         )
@@ -271,8 +280,9 @@ def _check(qkv, bias, window_size, shift_size, num_heads, scale, logit_factor, d
         raise ValueError(
             f"logit_factor has {logit_factor.numel()} numbers: it needs one for {num_heads} heads"
         )
-    if not 0 <= dropout < 1:
-        raise ValueError(f"dropout={dropout}: a share of weights, at least 0 and less than 1")
+    if scale is not None:
+        check_number("scale", scale, 0)
+    check_number("dropout", dropout, 0, 1, words="a share of weights")
 
 
 # --- what to expect
@@ -288,15 +298,22 @@ def window_attention_cost(
     shifted: bool = False,
     cosine: bool = False,
     backward: bool = False,
+    cuts: bool = True,
 ) -> Cost:
     """Between the linear layers, for maps of `tokens` in all in windows of N, with scores and mask in memory or not.
 
     Before: the operations of `models.attention.WindowAttention` with attention="reference". A kernel is taken to
     read each tensor once, since what its programs share stays in the second-level cache.
+
+    Args:
+        cuts: whether cutting into windows and putting them back copies the map. Where one window is as wide as the
+            map, both are views.
     """
     x, scores = tokens * C * itemsize, tokens * N * num_heads * itemsize
     mask = tokens * N * shifted
     launches, moved = (_backward_before if backward else _forward_before)(x, scores, mask)
+    if not cuts:
+        launches, moved = launches - 2, moved - 4 * x
     if cosine:
         extra, wide = (28, 48) if backward else (12, 12)  # passes over C numbers a token, in fp32
         casts = 4 if itemsize < 4 else 0
@@ -310,15 +327,15 @@ def window_attention_cost(
 
 def _forward_before(x: int, scores: int, mask: int) -> tuple[int, int]:
     """Cut, scale, copy q and k, QK', add bias, (mask,) softmax, copy v, PV, join heads, put back: launches, bytes."""
-    if mask:  # it is inverted and read; and two rolls
-        return 15, 22 * x + 8 * scores + 3 * mask
+    if mask:  # it is inverted and read; and two rolls, each over one axis and then the other: see `move_cost`
+        return 17, 26 * x + 8 * scores + 3 * mask
     return 11, 18 * x + 6 * scores
 
 
 def _backward_before(x: int, scores: int, mask: int) -> tuple[int, int]:
     """The same operations backwards: four products, softmax, the sum for the bias, and joining dq, dk and dv."""
     if mask:
-        return 15, 32 * x + 10 * scores + mask
+        return 17, 36 * x + 10 * scores + mask
     return 12, 28 * x + 8 * scores
 
 

@@ -19,6 +19,7 @@ from ..models.windows import (
     window_reverse,
     windows_along,
 )
+from .checks import check_pair, check_tensors
 from .cost import Cost
 from .launch import ceil_div, tl, triton
 from .layer_norm import tile
@@ -222,14 +223,11 @@ def check_map(x: Tensor, window_size: Size, shift_size: Size) -> None:
     Raises:
         ValueError: names the value.
     """
+    check_tensors(map=x)
     if x.ndim != 4 or 0 in x.shape[1:]:
         raise ValueError(f"a map of shape {tuple(x.shape)}: (B, H, W, C) is needed, with at least one token")
-    if not x.is_floating_point():
-        raise ValueError(f"a map of {x.dtype}: floating point is needed")
-    if len(window_size) != 2 or min(window_size) < 1:
-        raise ValueError(f"window_size={window_size}: two numbers of at least 1 are needed")
-    if len(shift_size) != 2:
-        raise ValueError(f"shift_size={shift_size}: two numbers are needed")
+    check_pair("window_size", window_size, 1)
+    check_pair("shift_size", shift_size)
 
 
 # --- what to expect

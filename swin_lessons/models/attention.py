@@ -155,7 +155,7 @@ class WindowAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`(B, H, W, C)` -> `(B, H, W, C)` for any H and W: pad, roll, cut into windows, attend, undo."""
-        if self.attention == "triton":
+        if self.attention == "triton" and not is_symbolic(x):
             return fused.attention_map(self, x)
         H, W = self.input_size if is_symbolic(x) else x.shape[1:3]
         window, shift = fit_window((H, W), self.window_size, self.shift_size)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from .fast import autocast_on, is_plain
+from .fast import autocast_on, is_plain, is_symbolic
 from .windows import Size, fit_window, pad_to_windows, shift_mask, windows_along
 
 if TYPE_CHECKING:
@@ -34,8 +34,10 @@ def kernel_parts(kernels: str) -> frozenset[str]:
     """What `SwinConfig.kernels` asks for: "torch" for nothing, "triton" for all, or some of `PARTS` with + between.
 
     Raises:
-        ValueError: another word.
+        ValueError: another word, or no word at all.
     """
+    if not isinstance(kernels, str):
+        raise ValueError(f"kernels={kernels!r}: give a word, such as 'torch' or 'triton'")
     named = {"torch": (), "triton": PARTS}.get(kernels, tuple(kernels.split("+")))
     if not set(named) <= set(PARTS):
         raise ValueError(
@@ -47,9 +49,12 @@ def kernel_parts(kernels: str) -> frozenset[str]:
 # --- blocks
 
 
-def runner(block: SwinBlock, parts: frozenset[str]) -> Callable[[Tensor], Tensor]:
-    """What runs a block: the block itself, or kernels in its place where `parts` asks for them and it allows them."""
-    return FusedBlock(block, parts) if parts and _allows(block) else block
+def runner(block: SwinBlock, parts: frozenset[str], x: Tensor) -> Callable[[Tensor], Tensor]:
+    """What runs a block on `x`: itself, or kernels in its place where `parts` asks for them and it allows them.
+
+    `torch.fx` traces symbolically, without sizes or devices to launch a kernel for: it gets the block itself.
+    """
+    return FusedBlock(block, parts) if parts and not is_symbolic(x) and _allows(block) else block
 
 
 def _allows(block: SwinBlock) -> bool:

@@ -42,7 +42,7 @@ class SwinStage(nn.Module):
         if not self.fused_parts and rows_allowed(x, self.all_blocks()):
             return run_stage(x, self.all_blocks(), self._run)
         for block in self.all_blocks():
-            x = self._run(runner(block, self.fused_parts), x)
+            x = self._run(runner(block, self.fused_parts, x), x)
         return x
 
     def all_blocks(self) -> list[SwinBlock]:

@@ -57,7 +57,7 @@ def show_scale(scales: Sequence[float], skipped: Sequence[int], limit: Sequence[
     figure, ax = plt.subplots(figsize=(7.4, 2.8))
     steps = range(len(scales))
     ax.step(steps, scales, where="post", color=BLUE, label="scale")
-    ax.plot(steps, limit, "--", color=GREEN, linewidth=1.2, label="largest that fits")
+    ax.step(steps, limit, "--", where="post", color=GREEN, linewidth=1.2, label="largest that fits")
     ax.plot(skipped, [scales[i] for i in skipped], "x", color=BLACK, label="step skipped")
     ax.set_yscale("log", base=2)
     ax.set(xlabel="step", ylabel="scale")

@@ -127,5 +127,5 @@ def show_scaling(curves: Mapping[str, Sequence[StepTime]], devices: Sequence[int
     ax.set_xscale("log", base=2)
     ax.set(xticks=devices, xticklabels=[str(n) for n in devices], ylim=(0, 104))
     ax.set(xlabel="GPUs", ylabel="efficiency in %")
-    ax.legend(loc="lower left", bbox_to_anchor=(0.0, 0.28))
+    ax.legend(loc="center right", bbox_to_anchor=(1.0, 0.44))  # between the lines, which fall at the left
     return figure

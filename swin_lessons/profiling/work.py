@@ -8,9 +8,9 @@ the range that was open then names the kind. A gradient that is added to a param
 What counts:
 
 * MACs: matrix products and normalised elements, as in `count_macs`; of backward passes, the products alone.
-* Bytes: each operation reads all its operands from memory and writes its result, once. Views and bare allocations
-  are free. Caches do better than that, and a fused kernel needs less: this is the traffic of the operations as
-  they were called.
+* Bytes: each operation reads each of its operands from memory once (also one that is given twice, as in x * x) and
+  writes its result once. Views and bare allocations are free. Caches do better than that, and a fused kernel needs
+  less: this is the traffic of the operations as they were called.
 * Launches: operations that move bytes. On a GPU each is a kernel, or a few.
 """
 
@@ -174,7 +174,8 @@ def _traffic(func: Any, args: Any, kwargs: Any, out: Any) -> int:
 
 
 def _tensors(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+    """All tensors in nested lists and tuples, each once."""
+    return list({id(leaf): leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)}.values())
 
 
 def _changed(func: Any, args: Any, kwargs: Any) -> list[Tensor]:

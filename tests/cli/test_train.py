@@ -315,6 +315,22 @@ def test_a_wrong_option_leaves_no_folder(photos, tmp_path, capsys, options, mess
     assert not out.exists()
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--attention triton", "--attention triton: tensors on cpu need a CUDA GPU"),
+        ("--kernels norm --optimizer triton", "--kernels norm, --optimizer triton: tensors on cpu need"),
+        ("--kernels cuda", "kernels='cuda': choose 'torch', 'triton', or parts"),
+    ],
+)
+def test_kernels_that_cannot_run_leave_no_folder(photos, tmp_path, capsys, monkeypatch, options, message):
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    out = tmp_path / "run"
+    expect_error(capsys, train_args(photos, out, "--device", "cpu", *options.split()), message)
+    assert not out.exists()
+
+
 @pytest.mark.parametrize("mode", [[], ["--resume"], ["--eval-only"]])
 def test_a_file_is_no_run_folder(photos, tmp_path, capsys, mode):
     (tmp_path / "file").write_text("kept")

@@ -238,13 +238,58 @@ def test_compilers_see_through():
         (lambda a: a | {"exp_avgs": [p.double() for p in a["params"]]}, "must be float32.*impl='torch'"),
         (lambda a: a | {"grads": [a["grads"][0].half(), a["grads"][1]]}, "must all be"),
         (lambda a: a | {"impl": "foreach"}, "impl='foreach'"),
+        (lambda a: a | {"grads": [a["grads"][0], None]}, r"grads\[1\] is None: .* without a gradient"),
+        (lambda a: a | {"step": 0}, "step=0: a number, at least 1"),
+        (lambda a: a | {"step": [torch.ones(())]}, r"step=\[tensor\(1.\)\]: .* for each parameter"),
+        (lambda a: a | {"step": [torch.ones(())] * 3}, "step=.* for each parameter"),
+        (lambda a: a | {"step": [1, 1]}, r"step=\[1, 1\]"),
+        (lambda a: a | {"lr": -1.0}, "lr=-1.0: a number, at least 0"),
+        (lambda a: a | {"lr": float("nan")}, "lr=nan"),
+        (lambda a: a | {"beta1": 1.0}, "beta1=1.0.*less than 1"),
+        (lambda a: a | {"beta2": -0.5}, "beta2=-0.5"),
+        (lambda a: a | {"ema_decay": 1.5}, "ema_decay=1.5"),
+        (lambda a: a | {"grad_scale": 2.0}, "grad_scale=2.0: a tensor of one number"),
+        (lambda a: a | {"impl": "torch", "grads": [g + 1j for g in a["grads"]]}, "grads is torch.complex64"),
+        (lambda a: a | {"impl": "torch", "exp_avgs": [p.half() for p in a["params"]]}, "must be alike"),
     ],
 )
 def test_bad_input_is_named(change, message):
     shapes = [(2, 2), (3,)]
     args = {name: tensors(shapes) for name in ("params", "grads", "exp_avgs", "exp_avg_sqs")}
     with pytest.raises(ValueError, match=message):
-        adamw_(**change(args | {"impl": "triton"}), step=1, **NUMBERS)
+        adamw_(**change(NUMBERS | args | {"impl": "triton", "step": 1}))
+
+
+@pytest.mark.parametrize("step", [3, 3.0, torch.tensor(3.0), torch.tensor([3.0]), [torch.tensor(3.0)]])
+def test_a_step_is_a_number_or_tensors(step):
+    params, grads = tensors([(5,)]), tensors([(5,)], seed=1)
+    expected = [p.double() for p in params]
+    adamw_(expected, grads, zeros(expected), zeros(expected), step=3, impl="torch", **NUMBERS)
+    adamw_(params, grads, zeros(params), zeros(params), step=step, impl="triton", **NUMBERS)
+    same(params, expected)
+
+
+def test_a_beta2_of_zero_forgets_all():
+    """The old square is 10^10 times the new one, whose digits a difference of the two would lose."""
+    param, grad, mean, square = (torch.full((3,), x, device=DEVICE) for x in (1.0, 1e-5, 0.0, 1.0))
+    numbers = {"lr": 0.1, "beta1": 0.0, "beta2": 0.0, "eps": 1e-8, "weight_decay": 0.0}
+    adamw_([param], [grad], [mean], [square], step=5, impl="triton", **numbers)
+    torch.testing.assert_close(square.cpu(), torch.full((3,), 1e-10))
+    torch.testing.assert_close(param.cpu(), torch.full((3,), 0.9001))  # 1 - 0.1 * 1e-5 / (1e-5 + 1e-8)
+
+
+@pytest.mark.parametrize(
+    ("param", "grad", "message"),
+    [
+        (torch.zeros(3), torch.ones(3).to_sparse(), "sparse.*SparseAdam"),
+        (torch.zeros(3, dtype=torch.complex64), torch.ones(3, dtype=torch.complex64), "complex.*real"),
+    ],
+)
+def test_what_pytorchs_fused_adamw_cannot_update_is_named(param, grad, message):
+    param = torch.nn.Parameter(param)
+    param.grad = grad
+    with pytest.raises(ValueError, match=message):
+        FusedAdamW([param]).step()
 
 
 def test_no_parameters():

@@ -82,6 +82,8 @@ def test_names_are_their_own():
     [
         ({"op": "softmax"}, ValueError, "no kernel 'softmax'; choose one of .*layer_norm"),
         ({"target": "sm_75"}, ValueError, "target='sm_75': choose one of sm_80"),
+        ({"dtypes": ["int8"]}, ValueError, r"dtypes=\['int8'\]: give a list of fp32, fp16, bf16"),
+        ({"dtypes": "fp16"}, ValueError, "dtypes='fp16': give a list"),
     ],
 )
 def test_unknown_names(options, error, message):

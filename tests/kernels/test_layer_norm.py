@@ -183,6 +183,18 @@ def test_compilers_see_through():
             lambda x, w: add_layer_norm(x, x[:1], w, w),
             r"x \(2, 96\) and residual \(1, 96\) must have one shape",
         ),
+        (
+            lambda x, w: layer_norm(x, w.to("meta"), w, impl="triton"),
+            "weight on meta.*all must be on one device",
+        ),
+        (lambda x, w: add_layer_norm(x, x.to("meta"), w, w), "residual on meta.*on one device"),
+        (lambda x, w: layer_norm(x, None, None), "weight is None: a tensor is needed"),
+        (lambda x, w: layer_norm(x, w.int(), w), "weight is torch.int32: floating point"),
+        (lambda x, w: layer_norm(x.to_sparse(), w, w), "x is torch.sparse_coo: a dense tensor"),
+        (lambda x, w: layer_norm(x[:, :0], w[:0], w[:0]), r"x \(2, 0\): at least one channel"),
+        (lambda x, w: layer_norm(x, w, w, -1e-5), "eps=-1e-05: a number, at least 0"),
+        (lambda x, w: layer_norm(x, w, w, float("nan")), "eps=nan"),
+        (lambda x, w: layer_norm(x, w, w, dtype=torch.int32), "dtype=torch.int32: floating point"),
         (lambda x, w: add_layer_norm(x, x.double(), w, w, impl="triton"), "torch.float64 is not among"),
     ],
 )

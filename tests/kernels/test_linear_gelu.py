@@ -190,7 +190,10 @@ def test_tf32_only_where_asked_for():
     [
         (lambda x, w, b: linear_gelu(x, w.t(), b), r"weight \(24, 40\).*must be .*\(N, K\)"),
         (lambda x, w, b: linear_gelu(x, w, b[:5]), r"bias \(5,\)"),
-        (lambda x, w, b: linear_gelu(x.half(), w, b), "float16 on .*must be alike.*autocast"),
+        (lambda x, w, b: linear_gelu(x.half(), w, b), "float16, torch.float32.*must be alike.*autocast"),
+        (lambda x, w, b: linear_gelu(x, w, b.to("meta")), "x on .*, bias on meta: all must be on one device"),
+        (lambda x, w, b: linear_gelu(x, w, None), "bias is None: a tensor is needed"),
+        (lambda x, w, b: linear_gelu(x.int(), w, b), "x is torch.int32: floating point"),
         (lambda x, w, b: linear_gelu(x, w, b, impl="cuda"), "impl='cuda'.*auto, torch, triton"),
         (
             lambda *args: linear_gelu(*(t.double() for t in args), impl="triton"),

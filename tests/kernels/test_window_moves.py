@@ -361,6 +361,22 @@ def test_registered_properly():
         (lambda x, w: shift_partition(x, (2, 2), (1, 1), w), "weight and bias.*both"),
         (lambda x, w: shift_partition(x, (2, 2), (1, 1), w[:5], w), "one number for each"),
         (lambda x, w: shift_partition(x.double(), (2, 2), impl="triton"), "float64.*impl='torch'"),
+        (lambda x, w: shift_partition(x, 2), r"window_size=2: two numbers of at least 1"),
+        (lambda x, w: shift_partition(x, (2.0, 2.0)), r"window_size=\(2.0, 2.0\).*whole"),
+        (lambda x, w: shift_partition(x, (2, 2), 1), "shift_size=1: two numbers"),
+        (lambda x, w: shift_partition(x, (2, 2), (1, 1), w.to("meta"), w.to("meta")), "weight on meta"),
+        (
+            lambda x, w: shift_partition(x, (2, 2), (1, 1), w, w, dtype=torch.int8),
+            "dtype=torch.int8: floating",
+        ),
+        (
+            lambda x, w: reverse_unshift(x.reshape(6, 4, 8).to("meta"), x, (2, 2)),
+            "windows on meta.*one device",
+        ),
+        (
+            lambda x, w: reverse_unshift(x.reshape(6, 4, 8).int(), x, (2, 2)),
+            "windows is torch.int32: floating",
+        ),
         (lambda x, w: reverse_unshift(x, x, (2, 2)), r"\(1, 4, 6, 8\).*cut into \(6, 4, 8\)"),
         (lambda x, w: shift_partition(x, (2, 2), dtype=torch.half), "dtype=torch.float16: a pure move keeps"),
         (

@@ -153,6 +153,17 @@ def test_parts_have_names():
     assert kernel_parts("norm+mlp") == {"norm", "mlp"}
     with pytest.raises(ValueError, match="kernels='norm,mlp': choose 'torch', 'triton', or parts"):
         kernel_parts("norm,mlp")
+    with pytest.raises(ValueError, match="kernels=True: give a word"):
+        create_model("swin_micro_fmnist", kernels=True)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_fx_traces_the_blocks_themselves(version):
+    _, model = pair(version, {"kernels": "triton", "attention": "triton"})
+    x = images(2, 1, 32, 32, dtype=torch.float32).to(DEVICE)
+    traced = torch.fx.symbolic_trace(model.eval())
+    with torch.no_grad():
+        torch.testing.assert_close(traced(x), model(x), rtol=0, atol=1e-5)
 
 
 def test_compilers_take_it_whole():

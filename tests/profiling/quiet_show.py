@@ -7,7 +7,7 @@ class QuietShow:
     """A `Show` that remembers."""
 
     def __init__(self):
-        self.calls, self.samples, self.texts = [], 0, []
+        self.calls, self.samples, self.texts, self.kept = [], 0, [], []
 
     @contextlib.contextmanager
     def section(self, title, samples):
@@ -16,3 +16,6 @@ class QuietShow:
 
     def text(self, text):
         self.texts.append(text)
+
+    def keep(self, result):
+        self.kept.append(result)

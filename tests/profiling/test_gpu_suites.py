@@ -6,8 +6,9 @@ import pytest
 import torch
 from quiet_show import QuietShow
 
+from swin_lessons.cli import main
 from swin_lessons.profiling.peers import SwinSpec, reference_model
-from swin_lessons.profiling.suites import BenchOptions, find_suite, kernels, train_ladder
+from swin_lessons.profiling.suites import BenchOptions, find_suite, gpu, kernels, train_ladder
 
 pytest.importorskip("triton")
 pytest.importorskip("timm")
@@ -158,5 +159,32 @@ def test_names_and_wrong_dtypes():
     assert find_suite("train-ladder") is train_ladder
     with pytest.raises(ValueError, match="dtype=fp32: the ladder's mixed precision is fp16 or bf16"):
         train_ladder.run(BenchOptions(dtypes=("fp32",)), QuietShow())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (BenchOptions(dtypes=("fp32",)), "mixed precision is fp16 or bf16"),
+        (BenchOptions(models=("nosuch",)), "'nosuch' is not a model"),
+    ],
+)
+def test_what_the_ladder_refuses_is_refused_before_the_kernels_run(monkeypatch, options, message):
+    monkeypatch.setattr(kernels, "run", lambda *_: pytest.fail("the kernels ran first"))
+    with pytest.raises(ValueError, match=message):
+        gpu.run(options, QuietShow())
     with pytest.raises(ValueError, match="suite='ladder' is unknown: use cpu, train_ladder, kernels, gpu"):
         find_suite("ladder")
+
+
+def test_an_interrupted_ladder_leaves_the_kernels_results(monkeypatch, tmp_path):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(kernels, "run", lambda *_: {"cases": ["all of them"]})
+    monkeypatch.setattr(train_ladder, "run", interrupted)
+    out = tmp_path / "gpu.json"
+    assert main(["bench", "--suite", "gpu", "--quick", "--out", str(out)]) == 130
+    kept = json.loads(out.read_text())
+    assert kept["suite"] == "gpu"
+    assert kept["kernels"] == {"cases": ["all of them"]}
+    assert "train_ladder" not in kept

@@ -136,7 +136,8 @@ def one_image():
             "--nvtx marks what a GPU does: use --device cuda; on a CPU, use --trace",
         ),
         (["swin_micro_fmnist", "--trace", "."], "--trace . is a folder: name a file, such as step.json.gz"),
-        (["swin_micro_fmnist", "--rounds", "2"], "rounds=2 is too few for a median: use at least 7"),
+        (["swin_micro_fmnist", "--rounds", "2"], "--rounds 2 is too few for a median: use at least 7"),
+        (["swin_micro_fmnist", "--top", "-3"], "--top -3: how many operations to list, 0 or more"),
         pytest.param(
             ["swin_micro_fmnist", "--device", "cuda"],
             "--device cuda: PyTorch sees no CUDA device here; use --device cpu",

@@ -110,6 +110,22 @@ def test_bytes_of_changes_in_place_views_and_allocations():
     assert work == Work(0, F32 * (20 + 10 + 2), 3)
 
 
+def test_an_operand_that_is_given_twice_is_read_once():
+    x = torch.ones(10)
+    work = count_work(nn.Identity(), lambda: x.addcmul_(x * x, x))[REST, FORWARD]
+    assert work == Work(0, F32 * (10 + 10 + 20 + 10), 2)  # the product; then two read and one written
+
+
+def test_looped_adamw_moves_80_bytes_a_parameter():
+    layer = nn.Linear(100, 100, bias=False)
+    optimizer = torch.optim.AdamW(layer.parameters(), foreach=False)
+    layer.weight.grad = torch.ones_like(layer.weight)
+    optimizer.step()
+    work = count_work(layer, lambda: optimizer.step(), optimizer)["optimiser", FORWARD]
+    steps = 2 * F32  # the count of steps, a ninth operation: read and written
+    assert work == Work(0, 80 * 100 * 100 + steps, 9)
+
+
 def test_adamw_moves_28_bytes_a_parameter():
     layer = nn.Linear(100, 100, bias=False)
     optimizer = torch.optim.AdamW(layer.parameters(), fused=True)

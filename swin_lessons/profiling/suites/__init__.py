@@ -52,6 +52,9 @@ class Show(Protocol):
     def text(self, text: str) -> None:
         """A finished table."""
 
+    def keep(self, result: dict[str, Any]) -> None:
+        """What is finished of a long run, so that an interruption does not lose it."""
+
 
 def find_suite(name: str) -> Any:
     """The suite's module.

@@ -11,7 +11,10 @@ __all__ = ["run", "summary"]
 
 def run(options: BenchOptions, show: Show) -> dict[str, Any]:
     """{"kernels": ..., "train_ladder": ...}: a kernel that is wrong ends the run before anything is timed."""
-    return {"kernels": kernels.run(options, show), "train_ladder": train_ladder.run(options, show)}
+    train_ladder.plan(options)  # what the ladder refuses is refused before the kernels take their time
+    result = {"kernels": kernels.run(options, show)}
+    show.keep(result)
+    return result | {"train_ladder": train_ladder.run(options, show)}
 
 
 def summary(result: dict[str, Any]) -> str:

@@ -100,15 +100,9 @@ def short_ladder(half: str = "fp16", cuda: bool = True) -> list[Rung]:
 def run(options: BenchOptions, show: Show) -> dict[str, Any]:
     """Every model, precision and batch: {"options", "rows", "tables": {"gains", "bars"}}."""
     cuda = torch.cuda.is_available()
-    check_kernels_run()
-    models = options.models or (MODELS if cuda else SMALL_MODELS)
-    models = models[:1] if options.quick and not options.models else models
-    halves = options.dtypes or (("fp16", "bf16") if cuda else ("bf16",))
-    if wrong := set(halves) - {"fp16", "bf16"}:
-        raise ValueError(f"dtype={','.join(sorted(wrong))}: the ladder's mixed precision is fp16 or bf16")
+    specs, halves = plan(options)
     rows = []
-    for i, name in enumerate(models):
-        spec = find_spec(name)
+    for i, spec in enumerate(specs):
         weights = reference_model(spec).state_dict()
         for half in halves if options.full or i == 0 else halves[:1]:
             rungs = (ladder if options.full or i == 0 else short_ladder)(half, cuda)
@@ -120,6 +114,22 @@ def run(options: BenchOptions, show: Show) -> dict[str, Any]:
         "rows": rows,
         "tables": {"gains": gains(rows), "bars": bars(rows)},
     }
+
+
+def plan(options: BenchOptions) -> tuple[list[SwinSpec], tuple[str, ...]]:
+    """The models to climb with, and their mixed precisions.
+
+    Raises:
+        ValueError: an unknown model, another precision, or a machine where kernels cannot run.
+    """
+    cuda = torch.cuda.is_available()
+    check_kernels_run()
+    models = options.models or (MODELS if cuda else SMALL_MODELS)
+    models = models[:1] if options.quick and not options.models else models
+    halves = options.dtypes or (("fp16", "bf16") if cuda else ("bf16",))
+    if wrong := set(halves) - {"fp16", "bf16"}:
+        raise ValueError(f"dtype={','.join(sorted(wrong))}: the ladder's mixed precision is fp16 or bf16")
+    return [find_spec(name) for name in models], halves
 
 
 def climb(
