@@ -1,6 +1,18 @@
-"""Take a model out of training: an inference form in PyTorch, ONNX files for other engines."""
+"""Take a model out of training: an inference form in PyTorch, ONNX files, and the engines that run them."""
 
+from .engines import Choice, Engine, available, engines, fastest, load
 from .onnx import export_onnx
 from .prepare import prepare
+from .prepared import PreparedSwin
 
-__all__ = ["export_onnx", "prepare"]
+__all__ = [
+    "Choice",
+    "Engine",
+    "PreparedSwin",
+    "available",
+    "engines",
+    "export_onnx",
+    "fastest",
+    "load",
+    "prepare",
+]

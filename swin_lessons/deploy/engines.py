@@ -1,4 +1,4 @@
-"""One callable whatever runs the model: PyTorch, ONNX Runtime, OpenVINO or TensorRT.
+"""One callable whatever runs the model: ONNX Runtime, OpenVINO, or a model in PyTorch.
 
 `load("model.onnx", engine="openvino")` gives an `Engine`; call it with images `(B, C, H, W)`, get logits. `fastest`
 times what is installed and keeps the quickest engine whose outputs are near enough to a reference.
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from swin_lessons.profiling.timing import compare
 
-__all__ = ["Choice", "Engine", "available", "fastest", "load"]
+__all__ = ["Choice", "Engine", "available", "engines", "fastest", "load"]
 
 BATCHES = 4  # batch sizes for which OpenVINO keeps a compiled model
 
@@ -29,7 +29,7 @@ class Engine(ABC):
     """A loaded model: `engine(images)` takes fp32 `(B, C, H, W)` on the CPU and returns fp32 logits `(B, classes)`.
 
     Attributes:
-        name: "onnxruntime", "openvino" or "tensorrt".
+        name: "onnxruntime" or "openvino".
         precision: the floating-point type it computes in; integers are the file's business.
         threads: processor threads it may use.
     """
@@ -246,7 +246,13 @@ def _error(found: Tensor, reference: Tensor) -> float:
 def engines(
     path: str | os.PathLike[str], names: Sequence[str] | None = None, **options: Any
 ) -> dict[str, Engine]:
-    """The file in every installed engine and precision, by name, as candidates for `fastest`."""
+    """The file in every installed engine and precision, by name, as candidates for `fastest`.
+
+    Args:
+        path: of an ONNX file.
+        names: of engines; those that are installed when None.
+        options: of `load`.
+    """
     chosen = available() if names is None else names
     return {
         f"{name} {precision}": load(path, name, precision=precision, **options)
