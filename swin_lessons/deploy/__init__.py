@@ -1,6 +1,6 @@
 """Take a model out of training: an inference form in PyTorch, ONNX files, and the engines that run them."""
 
-from .engines import Choice, Engine, available, engines, fastest, load
+from .engines import Choice, Engine, available, candidates, fastest, load
 from .onnx import export_onnx
 from .prepare import prepare
 from .prepared import PreparedSwin
@@ -10,7 +10,7 @@ __all__ = [
     "Engine",
     "PreparedSwin",
     "available",
-    "engines",
+    "candidates",
     "export_onnx",
     "fastest",
     "load",

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from swin_lessons.profiling.timing import compare
 
-__all__ = ["Choice", "Engine", "available", "engines", "fastest", "load"]
+__all__ = ["Choice", "Engine", "available", "candidates", "fastest", "load"]
 
 BATCHES = 4  # batch sizes for which OpenVINO keeps a compiled model
 
@@ -243,7 +243,7 @@ def _error(found: Tensor, reference: Tensor) -> float:
     return error if error == error else float("inf")
 
 
-def engines(
+def candidates(
     path: str | os.PathLike[str], names: Sequence[str] | None = None, **options: Any
 ) -> dict[str, Engine]:
     """The file in every installed engine and precision, by name, as candidates for `fastest`.

@@ -140,7 +140,7 @@ def test_the_fastest_that_keeps_the_outputs(model, path):
 
 
 def test_every_engine_of_a_file(path):
-    found = engines.engines(path)
+    found = engines.candidates(path)
     assert set(found) == {
         f"{name} {precision}" for name in available() for precision in engines.ENGINES[name].precisions
     }
