@@ -5,6 +5,8 @@ takes Triton on a GPU that it compiles for, PyTorch elsewhere.
 """
 
 from .adamw import FusedAdamW, adamw_
+from .int8 import dequantize, quantize
+from .int8_linear import int8_linear
 from .layer_norm import add_layer_norm, layer_norm
 from .linear_gelu import linear_gelu
 from .report import compile_report
@@ -17,8 +19,11 @@ __all__ = [
     "adamw_",
     "add_layer_norm",
     "compile_report",
+    "dequantize",
+    "int8_linear",
     "layer_norm",
     "linear_gelu",
+    "quantize",
     "reverse_unshift",
     "shift_partition",
     "window_attention",

@@ -28,6 +28,8 @@ OPERATIONS = (
     "window_attention",
     "adamw",
     "linear_gelu",
+    "int8",
+    "int8_linear",
 )
 
 

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swin_lessons.kernels import linear_gelu
-from swin_lessons.kernels.linear_gelu import Tile, _precision, _tuned, linear_gelu_cost, tiles
+from swin_lessons.kernels.linear_gelu import KEY, _forward_kernel, linear_gelu_cost, tiles
+from swin_lessons.kernels.products import Tile, precision, tuned
 
 pytest.importorskip("triton")
 
@@ -170,7 +171,9 @@ def test_a_gpu_has_a_few_tiles_to_try(K, itemsize):
     assert 3 <= len(choices) == len(set(choices)) <= 4
     assert all(min(t.BLOCK_M, t.BLOCK_N, t.BLOCK_K) >= 16 for t in choices)
     assert all(-K % t.BLOCK_K <= t.BLOCK_K // 2 for t in choices)
-    assert [config.kwargs for config in _tuned(tuple(choices)).configs] == [t.sides for t in choices]
+    assert [config.kwargs for config in tuned(_forward_kernel, tuple(choices), KEY).configs] == [
+        t.sides for t in choices
+    ]
 
 
 def test_tf32_only_where_asked_for():
@@ -179,7 +182,7 @@ def test_tf32_only_where_asked_for():
         found = []
         for allowed in (False, True):
             torch.backends.cuda.matmul.allow_tf32 = allowed
-            found.append(_precision())
+            found.append(precision())
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
     assert found == ["ieee", "tf32"]
