@@ -8,6 +8,7 @@ from .adamw import FusedAdamW, adamw_
 from .int8 import dequantize, quantize
 from .int8_linear import int8_linear
 from .layer_norm import add_layer_norm, layer_norm
+from .layer_norm_quantize import layer_norm_quantize
 from .linear_gelu import linear_gelu
 from .report import compile_report
 from .reverse_unshift import reverse_unshift
@@ -22,6 +23,7 @@ __all__ = [
     "dequantize",
     "int8_linear",
     "layer_norm",
+    "layer_norm_quantize",
     "linear_gelu",
     "quantize",
     "reverse_unshift",

@@ -30,6 +30,7 @@ OPERATIONS = (
     "linear_gelu",
     "int8",
     "int8_linear",
+    "layer_norm_quantize",
 )
 
 
