@@ -7,6 +7,7 @@ takes Triton on a GPU that it compiles for, PyTorch elsewhere.
 from .adamw import FusedAdamW, adamw_
 from .int8 import dequantize, quantize
 from .int8_linear import int8_linear
+from .int8_window_attention import int8_window_attention
 from .layer_norm import add_layer_norm, layer_norm
 from .layer_norm_quantize import layer_norm_quantize
 from .linear_gelu import linear_gelu
@@ -22,6 +23,7 @@ __all__ = [
     "compile_report",
     "dequantize",
     "int8_linear",
+    "int8_window_attention",
     "layer_norm",
     "layer_norm_quantize",
     "linear_gelu",

@@ -30,6 +30,7 @@ OPERATIONS = (
     "linear_gelu",
     "int8",
     "int8_linear",
+    "int8_window_attention",
     "layer_norm_quantize",
 )
 

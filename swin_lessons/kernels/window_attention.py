@@ -254,6 +254,21 @@ def _check(qkv, bias, window_size, shift_size, num_heads, scale, logit_factor, d
         raise ValueError(
             f"qkv is {tuple(qkv.shape)} of {qkv.dtype}: it must be (B, H, W, 3C), floating point"
         )
+    check_sizes(qkv, bias, window_size, shift_size, num_heads, scale, logit_factor)
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout={dropout}: a share of weights, at least 0 and less than 1")
+
+
+def check_sizes(
+    qkv: Tensor,
+    bias: Tensor,
+    window_size: Size,
+    shift_size: Size,
+    num_heads: int,
+    scale: float | None,
+    logit_factor: Tensor | None,
+) -> None:
+    """Refuse sizes that do not fit `qkv` `(B, H, W, 3C)`. Raises ValueError, which names them."""
     (_, H, W, channels), (h, w), (dy, dx) = qkv.shape, window_size, shift_size
     if num_heads < 1 or channels % (3 * num_heads):
         raise ValueError(f"{channels} channels are not 3 x {num_heads} heads of one size")
@@ -271,8 +286,6 @@ def _check(qkv, bias, window_size, shift_size, num_heads, scale, logit_factor, d
         raise ValueError(
             f"logit_factor has {logit_factor.numel()} numbers: it needs one for {num_heads} heads"
         )
-    if not 0 <= dropout < 1:
-        raise ValueError(f"dropout={dropout}: a share of weights, at least 0 and less than 1")
 
 
 # --- what to expect
