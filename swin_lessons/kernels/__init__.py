@@ -10,6 +10,7 @@ from .int8_linear import int8_linear
 from .int8_window_attention import int8_window_attention
 from .layer_norm import add_layer_norm, layer_norm
 from .layer_norm_quantize import layer_norm_quantize
+from .linear import linear, linear_residual, qkv_linear
 from .linear_gelu import linear_gelu
 from .report import compile_report
 from .reverse_unshift import reverse_unshift
@@ -26,7 +27,10 @@ __all__ = [
     "int8_window_attention",
     "layer_norm",
     "layer_norm_quantize",
+    "linear",
     "linear_gelu",
+    "linear_residual",
+    "qkv_linear",
     "quantize",
     "reverse_unshift",
     "shift_partition",

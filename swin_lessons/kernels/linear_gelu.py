@@ -14,11 +14,13 @@ from ..models.fast import autocast_on
 from .cost import Cost
 from .launch import ceil_div, interpreting, multiprocessors, tl, triton, use_triton
 from .products import (
+    FULL,
     GROUP,
     Tile,
     add_products,
     best_of,
     count_rows,
+    float_tiles,
     gelu,
     over_tiles,
     precision,
@@ -28,16 +30,6 @@ from .spec import Spec
 
 BLOCK_R, BLOCK_C = 16, 64  # tile of the backward pass
 KEY = ("K", "N", "SAVE")  # a GPU looks for the best tile once for each
-
-# Those that spill no register on sm_80, 86, 89 and 90; 128 x 128 by 4 warps and 128 x 256 by 8, usual elsewhere, do.
-HALF_32 = [Tile(128, 64, 32, 8, 4), Tile(64, 64, 32, 4, 4), Tile(64, 128, 32, 8, 4), Tile(128, 128, 32, 8, 4)]
-HALF_64 = [
-    Tile(128, 64, 64, 8, 3),
-    Tile(64, 64, 64, 4, 3),
-    Tile(128, 128, 64, 8, 3),
-    Tile(128, 128, 32, 8, 4),
-]
-FULL = [Tile(64, 64, 16, 4, 3), Tile(128, 64, 16, 8, 3), Tile(128, 128, 16, 8, 3)]
 
 
 # --- the maths, in PyTorch
@@ -130,13 +122,6 @@ def _backward_kernel(
 # --- launching them
 
 
-def tiles(K: int, itemsize: int) -> list[Tile]:
-    """What is worth trying for rows of `K` numbers: steps along K that waste nothing where K is 96, as in stage 1."""
-    if itemsize == 4:
-        return FULL
-    return HALF_64 if K % 64 == 0 else HALF_32
-
-
 @torch.library.custom_op("swin_lessons::linear_gelu", mutates_args=())
 def _linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, save: bool) -> tuple[Tensor, Tensor]:
     """`(y, linear)`; `linear`, which the backward pass needs, is empty unless `save`."""
@@ -147,7 +132,7 @@ def _linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, save: bool) -> tuple[T
     if y.numel():
         wide = interpreting() and x.dtype == torch.bfloat16
         args = (x, weight, bias, y, linear, M, K, N, save, wide, precision(), GROUP)
-        kernel, sides = best_of(_forward_kernel, tiles(K, x.element_size()), KEY)
+        kernel, sides = best_of(_forward_kernel, float_tiles(K, x.element_size()), KEY)
         kernel[over_tiles(M, N)](*args, **sides)
     return y, linear
 
@@ -260,7 +245,7 @@ def specs() -> list[Spec]:
     for C, M in ((96, 32 * 56 * 56), (384, 32 * 14 * 14)):
         sizes, label = {"M": M, "K": C, "N": 4 * C}, f"linear_gelu[{C}, {4 * C}]"
         for itemsize, dtypes in ((4, ("fp32",)), (2, ("fp16", "bf16"))):
-            for tile in tiles(C, itemsize):
+            for tile in float_tiles(C, itemsize):
                 found.append(_spec(f"{label} {tile.name}", sizes, tile, dtypes))
         found.append(_spec(f"{label} tf32", sizes, FULL[0], ("fp32",), "tf32"))
         found.append(

@@ -39,6 +39,17 @@ class Tile(NamedTuple):
         return f"{self.BLOCK_M}x{self.BLOCK_N}x{self.BLOCK_K}"
 
 
+# Those that spill no register on sm_80, 86, 89 and 90; 128 x 128 by 4 warps and 128 x 256 by 8, usual elsewhere, do.
+HALF_32 = [Tile(128, 64, 32, 8, 4), Tile(64, 64, 32, 4, 4), Tile(64, 128, 32, 8, 4), Tile(128, 128, 32, 8, 4)]
+HALF_64 = [
+    Tile(128, 64, 64, 8, 3),
+    Tile(64, 64, 64, 4, 3),
+    Tile(128, 128, 64, 8, 3),
+    Tile(128, 128, 32, 8, 4),
+]
+FULL = [Tile(64, 64, 16, 4, 3), Tile(128, 64, 16, 8, 3), Tile(128, 128, 16, 8, 3)]
+
+
 # --- in a kernel
 
 
@@ -88,6 +99,13 @@ def gelu(x):
 
 
 # --- launching
+
+
+def float_tiles(K: int, itemsize: int) -> list[Tile]:
+    """What is worth trying for rows of `K` numbers: steps along K that waste nothing where K is 96, as in stage 1."""
+    if itemsize == 4:
+        return FULL
+    return HALF_64 if K % 64 == 0 else HALF_32
 
 
 def best_of(kernel: Any, choices: Sequence[Tile], key: Sequence[str]) -> tuple[Any, dict[str, int]]:
