@@ -272,7 +272,7 @@ def qkv_linear(
 ) -> Tensor:
     """Queries, keys and values of a map, window by window and head by head.
 
-    `(B, H, W, C)` -> `(3, B * num_windows, num_heads, h * w, head_dim)`. The map is padded with zeros, rolled and cut as
+    `(B, H, W, C)` -> `(3, B * num_windows, num_heads, h * w, head_dim)`. The map is padded with zeros, rolled, cut as
     in `shift_partition`, by arithmetic on indices. `y.unbind(0)` is what `F.scaled_dot_product_attention` takes.
     Triton's has no gradient.
 
