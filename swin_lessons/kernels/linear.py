@@ -321,6 +321,12 @@ def _check(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
 # --- what to expect
 
 
+def linear_cost(M: int, K: int, N: int, itemsize: int) -> Cost:
+    """`(M, K)` to `(M, N)`: a library adds the bias in its epilogue, too."""
+    moved = (M * K + N * K + N + M * N) * itemsize
+    return Cost(1, 1, moved, moved, 2 * M * K * N)
+
+
 def linear_residual_cost(
     M: int, K: int, N: int, itemsize: int, *, window: bool = False, shifted: bool = False
 ) -> Cost:

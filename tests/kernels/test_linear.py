@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swin_lessons.kernels import linear, linear_residual, qkv_linear
-from swin_lessons.kernels.linear import linear_residual_cost, qkv_linear_cost
+from swin_lessons.kernels.linear import linear_cost, linear_residual_cost, qkv_linear_cost
 from swin_lessons.kernels.window_rows import window_shape
 from swin_lessons.models.attention import WindowAttention
 from swin_lessons.models.windows import cyclic_shift, pad_to_windows, window_partition, window_reverse
@@ -221,3 +221,4 @@ def test_what_is_moved():
     cost, weights = linear_residual_cost(T, C, C, 2, window=True, shifted=True), (C * C + C) * 2
     assert (cost.bytes_before - weights, cost.bytes_after - weights) == (11 * T * C * 2, 3 * T * C * 2)
     assert (cost.launches_before, cost.launches_after, cost.flops) == (5, 1, 2 * T * C * C)
+    assert linear_cost(T, C, C, 2).bytes_after - weights == 2 * T * C * 2
