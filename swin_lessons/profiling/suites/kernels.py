@@ -327,8 +327,8 @@ def int8_attention(
 
     def call(qkv: Tensor, bias: Tensor, scale: Tensor, *factor: Tensor, impl: str) -> Tensor:
         logit_factor = 10 + factor[0].float() if factor else None
-        sizes = {"num_heads": heads, "qkv_scale": scale, "logit_factor": logit_factor, "out_scale": scale}
-        return int8_window_attention(qkv, bias, window, shift, impl=impl, **sizes)
+        sizes: dict[str, Any] = {"num_heads": heads, "qkv_scale": scale, "out_scale": scale}
+        return int8_window_attention(qkv, bias, window, shift, logit_factor=logit_factor, impl=impl, **sizes)
 
     def in_floats(qkv: Tensor, bias: Tensor, scale: Tensor, *factor: Tensor) -> Tensor:
         logit_factor = 10 + factor[0].float() if factor else None
