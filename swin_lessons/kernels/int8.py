@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .cost import Cost
-from .launch import DTYPES, ceil_div, tl, triton, use_triton
+from .launch import DTYPES, ceil_div, no_gradient, tl, triton, use_triton
 from .spec import Spec
 
 LOW, HIGH = -128, 127
@@ -188,12 +188,6 @@ def check_result(dtype: torch.dtype) -> None:
 def use_triton_int8(impl: str, x: Tensor, limit: str = "") -> bool:
     """`use_triton` for an operation on int8: the device decides, not the dtype."""
     return use_triton(impl, torch.empty(0, device=x.device), limit)
-
-
-def no_gradient(name: str, *tensors: Tensor | None) -> str:
-    """Why a kernel without a backward pass cannot take these tensors; empty when nobody asks for a gradient."""
-    asked = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-    return f"{name} has no gradient in Triton; use torch.no_grad()" if asked else ""
 
 
 # --- what to expect

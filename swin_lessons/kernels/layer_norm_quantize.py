@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from .cost import Cost
-from .int8 import no_gradient, quantize_torch, scale_tensor, to_int8
-from .launch import ceil_div, tl, triton, use_triton
+from .int8 import quantize_torch, scale_tensor, to_int8
+from .launch import ceil_div, no_gradient, tl, triton, use_triton
 from .layer_norm import check_parameters, layer_norm_torch, limit, normalise, tile
 from .spec import Spec
 

@@ -16,8 +16,7 @@ from torch import Tensor
 from ..models.fast import autocast_on
 from ..models.windows import Size
 from .cost import Cost
-from .int8 import no_gradient
-from .launch import interpreting, tl, triton, use_triton
+from .launch import interpreting, no_gradient, tl, triton, use_triton
 from .products import (
     GROUP,
     Tile,
