@@ -162,7 +162,10 @@ def _forward_kernel(
 
 
 def int8_attention_tiles(N: int) -> Tiles:
-    """Tiles for a window of N tokens: all of up to 64 in one; else block by block."""
+    """Tiles for a window of N tokens: all of up to 64 in one; else block by block.
+
+    One load under way at a time: more cost registers, which leaves room for fewer warps, or spill (sm_86, sm_89).
+    """
     if N > 64:
         return Tiles(64, 32, 4)
     query = side(N)
@@ -216,7 +219,8 @@ def _int8_window_attention(
         flags = (factor is not None, any(shift), out_scale is not None)
         constants = _constants(num_heads, window, channels // 3 // num_heads, *flags)
         sizes = (windows, H, W, shift[0], shift[1], scale)
-        _forward_kernel[(of_a_window * shares,)](*tensors, *sizes, **constants, num_warps=tile.warps)
+        launch = {"num_warps": tile.warps, "num_stages": tile.stages}
+        _forward_kernel[(of_a_window * shares,)](*tensors, *sizes, **constants, **launch)
     return out
 
 
@@ -315,5 +319,7 @@ def specs() -> list[Spec]:
         sizes["windows"] = 32 * (map_side // w) ** 2
         constants = _constants(3, (w, w), 32, cosine, not cosine, True)
         tile, label = int8_attention_tiles(w * w), f"int8_window_attention[{name}]"
-        found.append(Spec(label, _forward_kernel, pointers, sizes, constants, tile.warps, dtypes=("fp16",)))
+        found.append(
+            Spec(label, _forward_kernel, pointers, sizes, constants, tile.warps, tile.stages, ("fp16",))
+        )
     return found

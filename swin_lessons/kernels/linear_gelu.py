@@ -87,7 +87,8 @@ def _forward_kernel(
     there = row_there[:, None] & column_there[None, :]
     if SAVE:
         tl.store(linear_ptr + tile + at, linear, mask=there)
-    tl.store(y_ptr + tile + at, gelu(linear), mask=there)
+    y = gelu(linear)
+    tl.store(y_ptr + tile + at, y, mask=there)
 
 
 @triton.jit
