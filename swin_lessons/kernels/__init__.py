@@ -5,7 +5,12 @@ takes Triton on a GPU that it compiles for, PyTorch elsewhere.
 """
 
 from .adamw import FusedAdamW, adamw_
+from .int8 import dequantize, quantize
+from .int8_linear import int8_linear
+from .int8_window_attention import int8_window_attention
 from .layer_norm import add_layer_norm, layer_norm
+from .layer_norm_quantize import layer_norm_quantize
+from .linear import linear, linear_residual, qkv_linear
 from .linear_gelu import linear_gelu
 from .report import compile_report
 from .reverse_unshift import reverse_unshift
@@ -17,8 +22,16 @@ __all__ = [
     "adamw_",
     "add_layer_norm",
     "compile_report",
+    "dequantize",
+    "int8_linear",
+    "int8_window_attention",
     "layer_norm",
+    "layer_norm_quantize",
+    "linear",
     "linear_gelu",
+    "linear_residual",
+    "qkv_linear",
+    "quantize",
     "reverse_unshift",
     "shift_partition",
     "window_attention",

@@ -60,6 +60,12 @@ def use_triton(impl: str, x: Tensor, limit: str = "") -> bool:
     return True
 
 
+def no_gradient(name: str, *tensors: Tensor | None) -> str:
+    """Why a kernel without a backward pass cannot take these tensors; empty when nobody asks for a gradient."""
+    asked = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    return f"{name} has no gradient in Triton; use torch.no_grad()" if asked else ""
+
+
 def obstacle(x: Tensor) -> str:
     """Why no kernel can take `x`; empty when one can."""
     if not HAS_TRITON:

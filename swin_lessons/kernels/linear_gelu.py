@@ -2,14 +2,9 @@
 
 The product is written once, after bias and GELU, instead of written, read and written again. Training keeps the rows
 before the GELU too, since its derivative needs them: a write, but no read.
-
-Programs take the tiles of the product in groups of rows, so that those that run side by side share rows of `x` and of
-the weight in the L2 cache.
 """
 
-import math
-from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,36 +14,23 @@ from ..models.fast import autocast_on
 from .checks import check_tensors
 from .cost import Cost
 from .launch import ceil_div, interpreting, multiprocessors, once_only, tl, triton, use_triton
+from .products import (
+    FULL,
+    GROUP,
+    Tile,
+    add_products,
+    best_of,
+    count_rows,
+    float_tiles,
+    gelu,
+    over_tiles,
+    precision,
+    tile_origin,
+)
 from .spec import Spec
 
-GROUP = 8  # rows of tiles that are taken together
 BLOCK_R, BLOCK_C = 16, 64  # tile of the backward pass
-
-
-class Tile(NamedTuple):
-    """A way to cut the product: the sides of a program's tile, its step along K, its warps, loads under way."""
-
-    BLOCK_M: int
-    BLOCK_N: int
-    BLOCK_K: int
-    num_warps: int
-    num_stages: int
-
-    @property
-    def sides(self) -> dict[str, int]:
-        """The `tl.constexpr` arguments of the kernel."""
-        return {"BLOCK_M": self.BLOCK_M, "BLOCK_N": self.BLOCK_N, "BLOCK_K": self.BLOCK_K}
-
-
-# Those that spill no register on sm_80, 86, 89 and 90; 128 x 128 by 4 warps and 128 x 256 by 8, usual elsewhere, do.
-HALF_32 = [Tile(128, 64, 32, 8, 4), Tile(64, 64, 32, 4, 4), Tile(64, 128, 32, 8, 4), Tile(128, 128, 32, 8, 4)]
-HALF_64 = [
-    Tile(128, 64, 64, 8, 3),
-    Tile(64, 64, 64, 4, 3),
-    Tile(128, 128, 64, 8, 3),
-    Tile(128, 128, 32, 8, 4),
-]
-FULL = [Tile(64, 64, 16, 4, 3), Tile(128, 64, 16, 8, 3), Tile(128, 128, 16, 8, 3)]
+KEY = ("K", "N", "SAVE")  # a GPU looks for the best tile once for each
 
 
 # --- the maths, in PyTorch
@@ -80,29 +62,25 @@ def _forward_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
-    first = tl.program_id(0) // (GROUP * tiles_n) * GROUP  # row of tiles
-    height = min(tiles_m - first, GROUP)
-    within = tl.program_id(0) % (GROUP * tiles_n)
-    row0, column0 = (first + within % height) * BLOCK_M, within // height * BLOCK_N
+    row0, column0 = tile_origin(M, N, GROUP, BLOCK_M, BLOCK_N)
     row, column = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)  # inside the tile, where 32 bits are enough
     row_there, column_there = row < M - row0, column < N - column0
     x_ptr += row0.to(tl.int64) * K
     weight_ptr += column0.to(tl.int64) * K
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for start in range(0, K, BLOCK_K):
-        k = start + tl.arange(0, BLOCK_K)
-        x = tl.load(
-            x_ptr + (row[:, None] * K + k[None, :]), mask=row_there[:, None] & (k < K)[None, :], other=0.0
-        )
-        weight = tl.load(
-            weight_ptr + (column[None, :] * K + k[:, None]),
-            mask=column_there[None, :] & (k < K)[:, None],
-            other=0.0,
-        )
-        if WIDE:
-            x, weight = x.to(tl.float32), weight.to(tl.float32)
-        total = tl.dot(x, weight, total, input_precision=PRECISION)
+    total = add_products(
+        total,
+        x_ptr,
+        row[:, None] * K,
+        row_there,
+        weight_ptr,
+        column[None, :] * K,
+        column_there,
+        K,
+        WIDE,
+        PRECISION,
+        BLOCK_K,
+    )
     bias = tl.load(bias_ptr + column0 + column, mask=column_there, other=0.0).to(tl.float32)
     linear = total + bias[None, :]
     tile = row0.to(tl.int64) * N + column0
@@ -110,7 +88,7 @@ def _forward_kernel(
     there = row_there[:, None] & column_there[None, :]
     if SAVE:
         tl.store(linear_ptr + tile + at, linear, mask=there)
-    y = 0.5 * linear * (1 + tl.erf(linear * 0.7071067811865476))  # 1 / sqrt(2)
+    y = gelu(linear)
     tl.store(y_ptr + tile + at, y, mask=there)
 
 
@@ -146,47 +124,19 @@ def _backward_kernel(
 # --- launching them
 
 
-def tiles(K: int, itemsize: int) -> list[Tile]:
-    """What is worth trying for rows of `K` numbers: steps along K that waste nothing where K is 96, as in stage 1."""
-    if itemsize == 4:
-        return FULL
-    return HALF_64 if K % 64 == 0 else HALF_32
-
-
-def _kernel(choices: list[Tile]) -> tuple[Any, dict[str, int]]:
-    """What to launch, and the sides that it has to be told: a GPU finds the best, the interpreter takes the first."""
-    return (_forward_kernel, choices[0].sides) if interpreting() else (_tuned(tuple(choices)), {})
-
-
-@cache
-def _tuned(choices: tuple[Tile, ...]) -> Any:
-    """The kernel, which takes the fastest of the choices at its first launch for a width."""
-    configs = [triton.Config(t.sides, num_warps=t.num_warps, num_stages=t.num_stages) for t in choices]
-    return triton.autotune(configs, key=["K", "N", "SAVE"])(_forward_kernel)
-
-
 @torch.library.custom_op("swin_lessons::linear_gelu", mutates_args=())
 def _linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, save: bool) -> tuple[Tensor, Tensor]:
     """`(y, linear)`; `linear`, which the backward pass needs, is empty unless `save`."""
-    (N, K), M = weight.shape, _rows(x)
+    (N, K), M = weight.shape, count_rows(x)
     x, weight, bias = x.contiguous(), weight.contiguous(), bias.contiguous()
     y = x.new_empty(*x.shape[:-1], N)
     linear = torch.empty_like(y) if save else x.new_empty(0)
     if y.numel():
         wide = interpreting() and x.dtype == torch.bfloat16
-        args = (x, weight, bias, y, linear, M, K, N, save, wide, _precision(), GROUP)
-        kernel, sides = _kernel(tiles(K, x.element_size()))
-        kernel[lambda tile: (ceil_div(M, tile["BLOCK_M"]) * ceil_div(N, tile["BLOCK_N"]),)](*args, **sides)
+        args = (x, weight, bias, y, linear, M, K, N, save, wide, precision(), GROUP)
+        kernel, sides = best_of(_forward_kernel, float_tiles(K, x.element_size()), KEY)
+        kernel[over_tiles(M, N)](*args, **sides)
     return y, linear
-
-
-def _rows(x: Tensor) -> int:
-    return math.prod(x.shape[:-1])
-
-
-def _precision() -> str:
-    """Of products of fp32, as PyTorch's own: 19 bits only where they were asked for."""
-    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
 
 
 @_linear_gelu.register_fake
@@ -199,7 +149,7 @@ def _(x, weight, bias, save):
 def _gelu_backward(dy: Tensor, linear: Tensor) -> tuple[Tensor, Tensor]:
     """`(dlinear, dbias)`: the gradient of what entered the GELU, and its sum over rows in fp32."""
     dy, linear = dy.contiguous(), linear.contiguous()
-    M, N = _rows(linear), linear.shape[-1]
+    M, N = count_rows(linear), linear.shape[-1]
     across = ceil_div(N, BLOCK_C)
     along = max(1, min(ceil_div(M, BLOCK_R), 8 * multiprocessors(linear) // across))
     dlinear = torch.empty_like(linear)
@@ -299,10 +249,8 @@ def specs() -> list[Spec]:
     for C, M in ((96, 32 * 56 * 56), (384, 32 * 14 * 14)):
         sizes, label = {"M": M, "K": C, "N": 4 * C}, f"linear_gelu[{C}, {4 * C}]"
         for itemsize, dtypes in ((4, ("fp32",)), (2, ("fp16", "bf16"))):
-            for tile in tiles(C, itemsize):
-                found.append(
-                    _spec(f"{label} {tile.BLOCK_M}x{tile.BLOCK_N}x{tile.BLOCK_K}", sizes, tile, dtypes)
-                )
+            for tile in float_tiles(C, itemsize):
+                found.append(_spec(f"{label} {tile.name}", sizes, tile, dtypes))
         found.append(_spec(f"{label} tf32", sizes, FULL[0], ("fp32",), "tf32"))
         found.append(
             Spec(
@@ -317,7 +265,7 @@ def specs() -> list[Spec]:
 
 
 def _spec(
-    name: str, sizes: dict[str, int], tile: Tile, dtypes: tuple[str, ...], precision: str = "ieee"
+    name: str, sizes: dict[str, int], tile: Tile, dtypes: tuple[str, ...], products: str = "ieee"
 ) -> Spec:
-    fixed = {"SAVE": True, "WIDE": False, "PRECISION": precision, "GROUP": GROUP}
+    fixed = {"SAVE": True, "WIDE": False, "PRECISION": products, "GROUP": GROUP}
     return Spec(name, _forward_kernel, {}, sizes, fixed | tile.sides, tile.num_warps, tile.num_stages, dtypes)

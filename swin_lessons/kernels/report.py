@@ -28,6 +28,11 @@ OPERATIONS = (
     "window_attention",
     "adamw",
     "linear_gelu",
+    "linear",
+    "int8",
+    "int8_linear",
+    "int8_window_attention",
+    "layer_norm_quantize",
 )
 
 

@@ -256,13 +256,27 @@ def _check(qkv, bias, window_size, shift_size, num_heads, scale, logit_factor, d
     check_tensors(qkv=qkv, bias=bias, **({} if logit_factor is None else {"logit_factor": logit_factor}))
     if qkv.ndim != 4 or 0 in qkv.shape[1:]:
         raise ValueError(f"qkv is {tuple(qkv.shape)}: it must be (B, H, W, 3C), with at least one token")
-    check_pair("window_size", window_size, 1)
-    check_pair("shift_size", shift_size)
     for name, value in (("num_heads", num_heads), ("seed", seed)):
         if not isinstance(value, WHOLE):
             raise ValueError(f"{name}={value!r}: a whole number is needed")
+    check_sizes(qkv, bias, window_size, shift_size, num_heads, scale, logit_factor)
     if not torch.compiler.is_compiling() and not -(2**63) <= seed < 2**63:  # a compiler does not know it
         raise ValueError(f"seed={seed}: a number that 64 bits hold is needed")
+    check_number("dropout", dropout, 0, 1, words="a share of weights")
+
+
+def check_sizes(
+    qkv: Tensor,
+    bias: Tensor,
+    window_size: Size,
+    shift_size: Size,
+    num_heads: int,
+    scale: float | None,
+    logit_factor: Tensor | None,
+) -> None:
+    """Refuse sizes that do not fit `qkv` `(B, H, W, 3C)`. Raises ValueError, which names them."""
+    check_pair("window_size", window_size, 1)
+    check_pair("shift_size", shift_size)
     (_, H, W, channels), (h, w), (dy, dx) = qkv.shape, window_size, shift_size
     if num_heads < 1 or channels % (3 * num_heads):
         raise ValueError(f"{channels} channels are not 3 x {num_heads} heads of one size")
@@ -282,7 +296,6 @@ def _check(qkv, bias, window_size, shift_size, num_heads, scale, logit_factor, d
         )
     if scale is not None:
         check_number("scale", scale, 0)
-    check_number("dropout", dropout, 0, 1, words="a share of weights")
 
 
 # --- what to expect

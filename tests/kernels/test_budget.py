@@ -18,7 +18,8 @@ BUDGET = json.loads((Path(__file__).parents[2] / "book" / "results" / "kernels.j
 ROWS = {(row["name"], row["target"], row["dtype"]): row for row in BUDGET["rows"]}
 TARGETS = ("sm_80", "sm_86", "sm_89", "sm_90")
 SPARE = 8  # registers: another compiler release may take a few more
-DOTS = ("linear_gelu", "window_attention")
+DOTS = ("linear", "qkv_linear", "window_attention")
+INT8_DOTS = ("int8_linear", "int8_window_attention")
 
 
 def test_every_kernel_is_recorded_for_every_target():
@@ -35,6 +36,20 @@ def test_products_of_halves_use_the_matrix_units():
     dots = [row for row in halves if "linear_gelu" not in row["name"] or "backward" not in row["name"]]
     assert len(dots) > 20
     assert [row["name"] for row in dots if "MMA" not in row["mma"]] == []
+
+
+def test_products_of_int8_use_the_matrix_units():
+    """IMMA, and on Hopper IGMMA: 32 products along the sum in one instruction."""
+    rows = [row for row in ROWS.values() if row["name"].startswith(INT8_DOTS)]
+    assert {row["target"] for row in rows} == set(TARGETS)
+    wanted = ("IMMA.16832.S8.S8", "IGMMA.64x")
+    assert [row["name"] for row in rows if not row["mma"].startswith(wanted)] == []
+
+
+def test_int8_kernels_load_16_bytes():
+    rows = [row for row in ROWS.values() if "int8" in row["name"] or "quantize" in row["name"]]
+    assert len(rows) >= 40
+    assert [row["name"] for row in rows if row["vector_bytes"] < 16] == []
 
 
 def test_loads_are_wide():

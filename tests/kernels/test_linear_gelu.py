@@ -9,8 +9,9 @@ from compare import DEVICE, DTYPES, check, close, random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swin_lessons.kernels import linear_gelu
-from swin_lessons.kernels.linear_gelu import Tile, _precision, _tuned, linear_gelu_cost, tiles
+from swin_lessons.kernels import linear_gelu, products
+from swin_lessons.kernels.linear_gelu import KEY, _forward_kernel, linear_gelu_cost
+from swin_lessons.kernels.products import Tile, float_tiles, precision, tuned
 
 pytest.importorskip("triton")
 
@@ -65,7 +66,7 @@ def test_any_map_of_half_numbers(H, W):
 def test_many_rows(monkeypatch):
     """More than 65,536, and many blocks for each program of the backward pass; narrow tiles, for the interpreter."""
     module = sys.modules[linear_gelu.__module__]
-    monkeypatch.setattr(module, "FULL", [Tile(256, 16, 16, 4, 3)])
+    monkeypatch.setattr(products, "FULL", [Tile(256, 16, 16, 4, 3)])
     monkeypatch.setattr(module, "BLOCK_R", 128)
     monkeypatch.setattr(module, "BLOCK_C", 16)
     x, (weight, bias) = random(65_600, 3).detach(), parameters(3, 2)
@@ -166,11 +167,13 @@ def test_compilers_see_through():
 @pytest.mark.parametrize("K", [48, 96, 192, 384, 768, 1024])
 def test_a_gpu_has_a_few_tiles_to_try(K, itemsize):
     """None reaches beyond Swin's rows by half a step, and all have sides that `tl.dot` takes."""
-    choices = tiles(K, itemsize)
+    choices = float_tiles(K, itemsize)
     assert 3 <= len(choices) == len(set(choices)) <= 4
     assert all(min(t.BLOCK_M, t.BLOCK_N, t.BLOCK_K) >= 16 for t in choices)
     assert all(-K % t.BLOCK_K <= t.BLOCK_K // 2 for t in choices)
-    assert [config.kwargs for config in _tuned(tuple(choices)).configs] == [t.sides for t in choices]
+    assert [config.kwargs for config in tuned(_forward_kernel, tuple(choices), KEY).configs] == [
+        t.sides for t in choices
+    ]
 
 
 def test_tf32_only_where_asked_for():
@@ -179,7 +182,7 @@ def test_tf32_only_where_asked_for():
         found = []
         for allowed in (False, True):
             torch.backends.cuda.matmul.allow_tf32 = allowed
-            found.append(_precision())
+            found.append(precision())
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
     assert found == ["ieee", "tf32"]

@@ -24,9 +24,10 @@ SMALL = SwinSpec("swin_lesson_small", 1, 32, 4, 24, (2, 2), 1, 1, 10)
 def test_every_kernel_passes_its_check(case, dtype):
     device = torch.device("cuda" if CUDA else "cpu")
     tensors = case.tensors(kernels.DTYPES[dtype], device)
-    assert 0 < kernels.check(case, tensors, dtype) < kernels.TOLERANCE[dtype]
-    forward, both = case.bytes(2)
-    assert 0 < forward < both
+    assert 0 <= kernels.check(case, tensors, dtype) < case.limit(dtype)
+    assert {t.dtype for i, t in enumerate(tensors) if i in case.whole} <= {torch.int8}
+    moved = case.bytes(2)
+    assert 0 < moved[0] < moved[-1] if case.gradients else len(moved) == 1 and moved[0] > 0
 
 
 def test_all_operations_are_there():
@@ -58,7 +59,7 @@ def test_without_a_gpu_no_clock_is_read():
     result = kernels.run(BenchOptions(dtypes=("fp32",)), QuietShow())
     assert {"seconds", "bound", "over_eager"} & set().union(*result["rows"]) == set()
     assert all(line["triton"] is None for line in result["tables"]["times"])
-    assert kernels.summary(result).count("not timed") == len(result["rows"]) == 16
+    assert kernels.summary(result).count("not timed") == len(result["rows"]) == 27
     json.dumps(result, allow_nan=False)
 
 
