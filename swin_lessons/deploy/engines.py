@@ -98,7 +98,7 @@ class OnnxRuntime(Engine):
 
 
 class OpenVino(Engine):
-    """OpenVINO on the CPU. Fastest on a fixed batch, so it compiles the model anew for each batch size."""
+    """OpenVINO on the CPU. It gets shapes that are fixed, so it compiles the model anew for each batch size."""
 
     name = package = "openvino"
     precisions = ("fp32", "bf16")

@@ -141,5 +141,5 @@ class Int8Packer:
         weight_scale = layer.weight_scale.expand(len(layer.weight))
         if scale is not None:
             weight_scale, bias = weight_scale * scale, None if bias is None else bias * scale
-        zero_point = int(layer.x_zero_point) + 128  # of uint8, which every x86 multiplies fastest
+        zero_point = int(layer.x_zero_point) + 128  # of uint8: what VNNI multiplies with int8
         return Int8Product(layer.weight, weight_scale, bias, float(layer.x_scale), zero_point)

@@ -50,11 +50,7 @@ class Packer(Protocol):
         """May a LayerNorm's gain and bias go into the weight that reads it?"""
 
     def product(
-        self,
-        layer: nn.Linear | nn.Conv2d,
-        bias: Tensor | None,
-        gain: Tensor | None = None,
-        scale: Tensor | None = None,
+        self, layer: Layer, bias: Tensor | None, gain: Tensor | None = None, scale: Tensor | None = None
     ) -> Product:
         """`layer` with this bias; `gain` `(K,)` multiplies what comes in, `scale` `(O,)` what comes out."""
 
@@ -93,8 +89,8 @@ def after_norm(
 class PreparedAttention:
     """Window attention on rows: `qkv`, attention in each window, `proj`."""
 
-    def __init__(self, attn: WindowAttention, qkv: Product, proj: Product, dtype: torch.dtype) -> None:
-        self.qkv, self.proj, self.num_heads, self.dtype = qkv, proj, attn.num_heads, dtype
+    def __init__(self, attn: WindowAttention, qkv: Product, proj: Product) -> None:
+        self.qkv, self.proj, self.num_heads = qkv, proj, attn.num_heads
         self.window_size, self.shift_size = attn.window_size, attn.shift_size
         self.attn = attn
         self.tables: dict[tuple[Size, Size], Tensor] = {}
@@ -142,7 +138,7 @@ class PreparedBlock:
         scale = torch.ones(attn.qkv.out_features)
         scale[: attn.qkv.in_features] = attn.scale  # of the queries
         qkv = after_norm(block.norm1, attn.qkv, attn.joint_qkv_bias(), pack, scale)
-        self.attn = PreparedAttention(attn, qkv, pack.product(attn.proj, attn.proj.bias), pack.dtype)
+        self.attn = PreparedAttention(attn, qkv, pack.product(attn.proj, attn.proj.bias))
         self.fc1 = after_norm(block.norm2, mlp.fc1, mlp.fc1.bias, pack)
         self.fc2 = pack.product(mlp.fc2, mlp.fc2.bias)
 
@@ -162,7 +158,7 @@ class PreparedBlockV2(PreparedBlock):
             norm_of(n, pack.dtype) for n in (block.norm1, block.norm2, block.norm3)
         )
         qkv = pack.product(attn.qkv, attn.joint_qkv_bias())
-        self.attn = PreparedAttention(attn, qkv, pack.product(attn.proj, attn.proj.bias), pack.dtype)
+        self.attn = PreparedAttention(attn, qkv, pack.product(attn.proj, attn.proj.bias))
         self.fc1, self.fc2 = pack.product(mlp.fc1, mlp.fc1.bias), pack.product(mlp.fc2, mlp.fc2.bias)
 
     def __call__(self, rows: Tensor, layout: RowLayout, window: Size, shift: Size) -> Tensor:
@@ -225,8 +221,8 @@ class PreparedSwin(nn.Module):
     """A Swin Transformer for inference alone; made by `prepare`.
 
     Takes fp32 images `(B, in_chans, H, W)` of any size and returns fp32 logits `(B, num_classes)`, or with
-    `features_only` a list of maps `(B, C, H, W)`. It has no parameters: a later change of
-    the model that it was made from does not reach it, and it cannot be trained or moved.
+    `features_only` a list of maps `(B, C, H, W)`. It has no parameters: a later change of the model that it was made
+    from does not reach it, and it cannot be trained or moved.
 
     Attributes:
         precision: "fp32", "bf16" or "int8".

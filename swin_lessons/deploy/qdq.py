@@ -20,7 +20,7 @@ from swin_lessons.quantization.modules import IntConv2d, IntLayer, IntLinear
 __all__ = ["with_qdq"]
 
 UNSIGNED = (
-    128  # codes and zero points are int8 in the package, uint8 in the file, which every engine runs fastest
+    128  # codes and zero points are int8 in the package, uint8 in the file: what VNNI multiplies with int8
 )
 
 

@@ -125,7 +125,7 @@ def test_the_fastest_that_keeps_the_outputs(model, path):
     wrong = {"noise": lambda x: torch.full_like(reference, float("nan")), "off": lambda x: reference * 2}
     choice = fastest({"prepared": prepare(model), "file": load(path), **wrong}, x, reference, tolerance=1e-3)
     assert choice.name in ("prepared", "file")
-    assert choice.run is not None
+    assert_near(choice.run(x), reference, 1e-3)
     assert set(choice.seconds) == {"prepared", "file"}
     assert choice.refused == ("noise", "off")
     assert choice.errors["noise"] == float("inf")
