@@ -11,6 +11,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +133,7 @@ ENGINES: dict[str, type[Engine]] = {engine.name: engine for engine in (OnnxRunti
 
 def available() -> list[str]:
     """Names of the engines whose packages are installed."""
-    return [name for name, engine in ENGINES.items() if importlib.util.find_spec(engine.package)]
+    return [name for name, engine in ENGINES.items() if find_spec(engine.package)]
 
 
 def load(
